@@ -95,10 +95,12 @@ def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
     KL term or an entropy bonus, or has advantages that are not 0 for equal rewards.
     """
     groups = torch.arange(len(batch.rewards), device=batch.rewards.device).view(-1, config.num_generations)
+    if config.beta or config.entropy_coef:
+        return groups.flatten()
     if batch.rollout.turn_rewards is not None and batch.advantages.ndim == 2:  # see `score_by_turn`
         differs = (batch.advantages != 0).any(dim=1).view(groups.shape).any(dim=1)
-        return (groups if config.beta else groups[differs]).flatten()
-    if not (config.beta or config.entropy_coef or not ESTIMATORS[config.advantage_estimator].centers):
+        return groups[differs].flatten()
+    if ESTIMATORS[config.advantage_estimator].centers:
         groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
     return groups.flatten()
 

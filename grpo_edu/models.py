@@ -11,6 +11,7 @@ numbers and continue.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import uuid
@@ -98,6 +99,15 @@ def load_policy(
     return model.eval(), tokenizer
 
 
+def _set_usual_permissions(folder: Path) -> None:
+    """Let others read the files of a folder as the umask says; safetensors writes files for their owner alone."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    for file in folder.iterdir():
+        if file.is_file():
+            file.chmod(0o666 & ~umask)
+
+
 def load_config(name: str | Path = "tiny") -> PretrainedConfig:
     """Return the architecture of the policy that `load_policy` would load, without its weights; it raises the same
     errors.
@@ -148,6 +158,7 @@ def save_policy(
             staging.mkdir(parents=True)
             model.save_pretrained(staging)
             tokenizer.save_pretrained(staging)
+        _set_usual_permissions(staging)
         if folder.exists():
             folder.rename(replaced)
         staging.rename(folder)

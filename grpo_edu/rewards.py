@@ -2,8 +2,9 @@
 
 A reward function has TRL's signature and works in `trl.GRPOTrainer` unchanged. It is called with the keyword arguments
 `prompts`, `completions`, `completion_ids` and every column of the dataset, each a list of B entries, and returns a list
-of B numbers. An entry may be None if the function does not apply to that row. A completion is a string or a list of
-chat messages. To set an option, use `functools.partial(length_reward, target=24)`; the metrics keep the name.
+of B numbers. An entry may be None if the function does not apply to that row. Prompts and completions are texts; a
+function that reads lists of chat messages declares it with `my_reward.takes_messages = True`. To set an option, use
+`functools.partial(length_reward, target=24)`; the metrics keep the name.
 
 A function that waits for something, such as a judge behind a network, may be an `async def`. All asynchronous functions
 wait at the same time.
@@ -16,11 +17,14 @@ import asyncio
 import copy
 import inspect
 import math
+import os
 import signal
+import sys
 import threading
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -35,6 +39,8 @@ if TYPE_CHECKING:
 
 RewardFunction = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
 
+# What Ctrl-C, a scheduler and a closed terminal send.
+INTERRUPTING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 REWARD_SECONDS = 300.0  # the longest that a reward function may take for one batch; one that waits is an `async def`
 
 
@@ -199,9 +205,7 @@ def compute_rewards(
     inputs = {"prompts": prompts, "completions": completions, **columns}
     returned = []
     for name, function in zip(names, functions, strict=True):
-        own = {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in inputs.items()}
-        with Naming(name, REWARD_SECONDS, partial(first_that_fails, function, inputs)):
-            returned.append(function(**own))
+        returned.append(call_reward(function, name, inputs))
     if any(map(inspect.isawaitable, returned)):
         returned = wait_for_all(names, returned)
     table = [checked_rewards(name, values, completions) for name, values in zip(names, returned, strict=True)]
@@ -274,17 +278,124 @@ def reward_name(reward_func: RewardFunction) -> str:
     return getattr(reward_func, "__name__", type(reward_func).__name__)
 
 
+def call_reward(function: RewardFunction, name: str, inputs: Mapping[str, Any]) -> Any:
+    """Call a reward function with copies of its inputs, in the form that it takes; its errors carry its name."""
+    inputs = {**inputs, **_in_its_form(function, inputs)}
+    with keep_process(name), Naming(name, REWARD_SECONDS, partial(first_that_fails, function, inputs)):
+        return function(**_copied(inputs))
+
+
+def _copied(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: copy.deepcopy(value) if isinstance(value, list) else value for key, value in inputs.items()}
+
+
+def _in_its_form(function: RewardFunction, inputs: Mapping[str, Any]) -> dict[str, list]:
+    """Return prompts and completions as texts, or as chat messages for a function that `takes_messages`."""
+    prompts = [prompt if isinstance(prompt, str) else prompt[-1]["content"] for prompt in inputs["prompts"]]
+    completions = [completion_text(completion) for completion in inputs["completions"]]
+    if getattr(function, "takes_messages", False):
+        return {
+            "prompts": [[{"role": "user", "content": text}] for text in prompts],
+            "completions": [[{"role": "assistant", "content": text}] for text in completions],
+        }
+    return {"prompts": prompts, "completions": completions}
+
+
+def for_trl(function: RewardFunction) -> RewardFunction:
+    """Return a reward function that TRL's trainer calls with chat messages, and that calls `function` as we do."""
+    name = reward_name(function)
+    called = function
+    while isinstance(called, partial):
+        called = called.func
+
+    def call(**inputs: Any) -> Any:
+        return call_reward(function, name, inputs)
+
+    async def wait(**inputs: Any) -> Any:
+        with Naming(name):
+            return await function(**{**inputs, **_in_its_form(function, inputs)})  # type: ignore[misc]
+
+    is_async = inspect.iscoroutinefunction(called) or inspect.iscoroutinefunction(type(called).__call__)
+    adapted = wait if is_async else call
+    adapted.__name__ = name
+    return adapted
+
+
+@contextmanager
+def keep_process(name: str) -> Iterator[None]:
+    """A context in which a reward function cannot end this process: `os._exit` raises SystemExit.
+
+    Afterwards the working folder, `sys.stdout` and `sys.stderr` are as before, with a warning if the function has
+    changed or closed them.
+    """
+    process, leave, folder = os.getpid(), os._exit, _working_folder()
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+    copies = {number: os.dup(number) for number in (1, 2) if _is_open(number)}
+
+    def raise_exit(status: int = 0) -> None:
+        if os.getpid() != process:  # a child process of the function may leave
+            leave(status)
+        raise SystemExit(status)
+
+    os._exit = raise_exit  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = leave
+        changed = []
+        for number, file in copies.items():
+            if not _is_open(number):
+                os.dup2(file, number)
+                changed.append(f"file {number}")
+            os.close(file)
+        for (stream_name, stream), number in zip(streams.items(), (1, 2), strict=True):
+            if stream is not None and stream.closed:
+                stream = open(number, "w", encoding=stream.encoding, errors="replace", closefd=False)  # noqa: SIM115
+            if getattr(sys, stream_name) is not stream:
+                setattr(sys, stream_name, stream)
+                changed.append(f"sys.{stream_name}")
+        if _working_folder() != folder:
+            os.chdir(folder)
+            changed.append("the working folder")
+        if changed:
+            warnings.warn(
+                f"the reward function '{name}' changed or closed {' and '.join(changed)}, which was set back; let it "
+                "run code of completions in a process of its own",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def _is_open(number: int) -> bool:
+    """Return whether this process has an open file of this number."""
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
+
+
+def _working_folder() -> str:
+    """Return the working folder, or "" if it was removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
+
+
 class Naming:
     """A context that raises a RuntimeError with the name of the reward function for any exception inside.
 
-    In the main thread, a function that takes longer than `seconds` is interrupted, as by Ctrl-C, and is named too.
+    SystemExit and KeyboardInterrupt are among them, unless Ctrl-C was pressed. In the main thread, a function that
+    takes longer than `seconds` is interrupted, as by Ctrl-C, and is named too.
     where: finds the words that say on which completion it happened. A subclass may name other code of the user.
     """
 
     kind = "the reward function"
     if_late = "look for an endless loop, or make a function that waits for a judge an `async def`"
     if_raised = (
-        "It is called as {name}(prompts=…, completions=…, **columns); accept what it does not need with **kwargs"
+        "It is called as {name}(prompts=…, completions=…, **columns) with lists of texts; accept what it does not need "
+        "with **kwargs, and set {name}.takes_messages = True if it reads chat messages"
     )
 
     def __init__(self, name: str, seconds: float | None = None, where: Callable[[], str] = str) -> None:
@@ -292,7 +403,16 @@ class Naming:
 
     def __enter__(self) -> None:
         self._timer: threading.Timer | None = None
-        if self.seconds is not None and threading.current_thread() is threading.main_thread():
+        self._asked = False
+        self._usual: dict[int, Callable[..., Any]] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in INTERRUPTING:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                self._usual[number] = handler
+                signal.signal(number, self._on_signal)
+        if self.seconds is not None:
             self._timer = threading.Timer(self.seconds, self._interrupt)
             self._timer.daemon = True
             self._timer.start()
@@ -304,14 +424,23 @@ class Naming:
         else:
             _thread.interrupt_main()
 
+    def _on_signal(self, number: int, frame: object) -> None:
+        self._asked = True
+        self._usual[number](number, frame)
+
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        for number, handler in self._usual.items():
+            signal.signal(number, handler)
         if self.late and isinstance(error, KeyboardInterrupt):
             raise RuntimeError(
                 f"{self.kind} '{self.name}' did not return within {self.seconds:g} seconds; {self.if_late}"
             ) from None
-        if isinstance(error, Exception):
+        is_raised_inside = isinstance(error, Exception | SystemExit | KeyboardInterrupt) and not (
+            self._asked and isinstance(error, KeyboardInterrupt)
+        )
+        if is_raised_inside:
             raise RuntimeError(
                 f"{self.kind} '{self.name}' raised {type(error).__name__}: {error}{self.where()}. "
                 f"{self.if_raised.format(name=self.name)}"
@@ -321,10 +450,10 @@ class Naming:
 def first_that_fails(function: RewardFunction, inputs: Mapping[str, Any]) -> str:
     """Return the words that name the first completion on which a function raises when it gets the rows one by one."""
     for row, completion in enumerate(inputs["completions"]):
-        one = {key: copy.deepcopy([value[row]]) if isinstance(value, list) else value for key, value in inputs.items()}
+        one = {key: [value[row]] if isinstance(value, list) else value for key, value in inputs.items()}
         try:
-            function(**one)
-        except Exception:  # the error itself is raised by the caller
+            function(**_copied(one))
+        except (Exception, SystemExit, KeyboardInterrupt):  # the error itself is raised by the caller
             return f", for the first time on completion {row}, {_shown(completion)}"
     return ""
 

@@ -5,8 +5,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -122,6 +124,21 @@ def test_ctrl_c_or_sigterm_in_a_terminal_saves_what_was_done(
     assert re.search(rb"Training: .*\[\d\d:\d\d<[\d:]+", shown) and b"Traceback" not in shown
     said = f"grpo-edu: interrupted after 3 of 9 steps; model, metrics and summary are saved in {output}"
     assert said.encode() in shown and b"--resume" in shown
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs a pseudo-terminal")
+def test_a_terminal_that_is_closed_costs_nothing(policy_dir, tmp_path, monkeypatch, ctrl_c_works):
+    output, (ours, theirs) = tmp_path / "run", os.openpty()
+
+    def close(completions):
+        os.close(ours)
+        signal.raise_signal(signal.SIGHUP)
+
+    monkeypatch.setitem(REWARDS, "length", stopping_at(4, close))
+    with suppress(OSError), open(theirs, "w") as terminal:  # its last words have no reader
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert main(["train", "--model", str(policy_dir), *SMALL, "--steps", "9", "--output", str(output)]) == 130
+    assert load_policy(output / "model") and (output / "state.pt").is_file()
 
 
 def _read(terminal: int) -> bytes:

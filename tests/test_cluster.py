@@ -1,5 +1,6 @@
 """`grpo-edu cluster`: the files of a job, read by those who will read them, and jobs that run."""
 
+import importlib
 import json
 import os
 import shlex
@@ -125,11 +126,13 @@ def test_the_published_recipe_reaches_trl(tmp_path):
     assert (zero["train_micro_batch_size_per_gpu"], zero["gradient_accumulation_steps"]) == (1, 8)
 
 
-def test_a_task_of_ones_own_and_its_prompt_go_into_the_folder(tmp_path):
+def test_a_task_of_ones_own_and_its_prompt_go_into_the_folder(tmp_path, monkeypatch):
     (tmp_path / "mine.jsonl").write_text(
         "".join(json.dumps({"question": f"Is {n} even?", "answer": str(n % 2 == 0)}) + "\n" for n in range(40))
     )
-    (tmp_path / "mine.py").write_text("def brief(completions, **kwargs):\n    return [0.0 for _ in completions]\n")
+    (tmp_path / "mine.py").write_text(
+        "def brief(completions, **kwargs):\n    return [float(text == 'yes') for text in completions]\n"
+    )
     profile = tiny_profile(
         data=str(tmp_path / "mine.jsonl"),
         rewards=("accuracy", f"{tmp_path / 'mine.py'}:brief"),
@@ -143,7 +146,11 @@ def test_a_task_of_ones_own_and_its_prompt_go_into_the_folder(tmp_path):
     folder = tmp_path / "job"
     write_job(ClusterJob(profile, gpus_per_node=0), folder)
     script, training, model = read_as_trl(folder)
-    assert script.reward_funcs == ["grpo_edu.rewards.accuracy_reward", "task.mine.brief"]
+    assert script.reward_funcs == ["grpo_edu.rewards.accuracy_reward", "job_rewards.brief"]
+    monkeypatch.syspath_prepend(folder)
+    asked = [[{"role": "user", "content": "?"}]]
+    answered = [[{"role": "assistant", "content": "yes"}]]
+    assert importlib.import_module("job_rewards").brief(prompts=asked, completions=answered) == [1.0]
     assert (folder / "task" / "mine.py").is_file() and not model.use_peft
     assert (training.beta, training.reward_weights) == (0.1, [1, 0.5])
     rows = [json.loads(line) for line in (folder / "data" / "train.jsonl").read_text().splitlines()]

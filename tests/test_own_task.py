@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.own import load_user_problems, question_key
-from grpo_edu.problems.templates import reward_columns
+from grpo_edu.problems.templates import get_scorer, reward_columns
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
+from grpo_edu.runs.export import model_card
+from grpo_edu.runs.folder import read_run_config
 from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import RunConfig
@@ -27,6 +30,7 @@ from grpo_edu.runs.user_rewards import load_reward
 from grpo_edu.scale.trl_backend import train_with_trl
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unit": "cm"} for n in range(20)]
+SECRET = "KEY = 'sk-secret'\n\n\n"
 REWARD = "def mine(completions, unit, **kwargs):\n    return [float(len(c) % 3) for c, u in zip(completions, unit)]\n"
 
 
@@ -98,6 +102,49 @@ def test_a_repeated_question_is_never_on_both_sides(tmp_path):
     assert not {question_key(p.prompt) for p in train} & {question_key(p.prompt) for p in heldout}
 
 
+def test_prompts_of_messages_are_read_as_trl_and_verl_write_them(tmp_path):
+    trl = [{"prompt": [{"role": "user", "content": f"{n}?"}], "answer": str(n)} for n in range(10)]
+    system = {"role": "system", "content": "Be short."}
+    verl = [
+        {"prompt": [system, *row["prompt"]], "reward_model": {"style": "rule", "ground_truth": row["answer"]}}
+        for row in trl
+    ]
+    first, second = (
+        load_user_problems(write(tmp_path / f"{n}.jsonl", rows), "train") for n, rows in enumerate((trl, verl))
+    )
+    assert {(problem.prompt, problem.answer) for problem in first} < {(f"{n}?", str(n)) for n in range(10)}
+    assert all(problem.prompt == f"Be short.\n\n{problem.answer}?" for problem in second) and len(second) == 8
+
+
+def test_an_empty_solution_and_a_level_that_is_a_number_do_not_stop_a_file(tmp_path):
+    rows = [{**row, "solution": None, "level": 1.5} for row in SUMS]
+    problem = load_user_problems(write(tmp_path / "a.jsonl", rows), "train")[0]
+    assert problem.level == "1.5" and problem.solution == f"#### {problem.answer}"
+
+
+TEXTS = {
+    "New York.": (["#### new  york", "so\n#### New York."], ["#### York", "New York", "#### New York or Rome"]),
+    "2026-03-05": (["#### 2026-03-05"], ["#### 2026-03-06", "#### 2026", "#### 2026-03-05 2026-03-06"]),
+    '{"a": 1}': (['#### {"a": 1}', '#### {"a":\n 1}'], ['#### {"a": 2}']),
+    "SELECT a FROM b": (["#### select a from b"], ["#### select a"]),
+}
+
+
+@pytest.mark.parametrize("answer", TEXTS)
+def test_an_answer_that_is_no_number_is_compared_as_a_text(tmp_path, answer):
+    path = write(tmp_path / "a.jsonl", [{"question": f"{n}?", "answer": answer} for n in range(6)])
+    problem = load_user_problems(path, "train")[0]
+    right, wrong = TEXTS[answer]
+    columns = reward_columns([problem] * len(right + wrong))
+    rewards = compute_rewards(
+        accuracy_reward, prompts=[problem.prompt] * len(right + wrong), completions=right + wrong, **columns
+    )
+    assert rewards[:, 0].tolist() == [1.0] * len(right) + [0.0] * len(wrong)
+    scorer = get_scorer(problem)
+    scores = [scorer.score(text, problem.prompt, problem.level, problem.answer) for text in right + wrong]
+    assert scores == rewards[:, 0].tolist()
+
+
 QUESTION, GOOD = '{"question": "1 + 1?", "answer": "2"}\n', SUMS
 # What is wrong → the file's name, what it holds, further options, and words that the message must have.
 BAD_FILES = {
@@ -115,23 +162,39 @@ BAD_FILES = {
     "question is empty": ("a.jsonl", [{"question": " ", "answer": "1"}] * 2, (), ("a.jsonl:1", "empty")),
     "question is a chat": ("a.jsonl", [{"prompt": [{"role": "user"}], "answer": "1"}] * 2, (), ("a.jsonl:1", "list")),
     "half a character": ("a.jsonl", '{"question": "\\ud800", "answer": 1}\n' + QUESTION, (), ("a.jsonl:1", "half")),
-    "answer is null": ("a.jsonl", [*SUMS, {"question": "?", "answer": None}], (), ("a.jsonl:21", "answer", "None")),
-    "answer is empty": ("a.jsonl", [*SUMS, {"question": "?", "answer": ""}], (), ("a.jsonl:21", "empty")),
-    "answer is a sentence": (
+    "answer is null": (
         "a.jsonl",
-        [*SUMS, {"question": "?", "answer": "it is so"}],
+        [*SUMS, {"question": "?", "answer": None, "unit": "cm"}],
         (),
-        (":21", "it is so", "####"),
+        ("a.jsonl:21", "answer", "None"),
     ),
-    "two answers": ("a.jsonl", [*SUMS, {"question": "?", "answer": "#### 4 or 5"}], (), (":21", "4 or 5")),
+    "answer is empty": ("a.jsonl", [*SUMS, {"question": "?", "answer": "", "unit": "cm"}], (), ("a.jsonl:21", "empty")),
+    "answers are formulas": (
+        "a.jsonl",
+        [*SUMS, *({"question": f"{text}?", "answer": text, "unit": "cm"} for text in ("9\\pi", r"(5,\infty)", "3√2"))],
+        (),
+        ("3 of 23 answers", "a.jsonl:21", "pi", "a.jsonl:22", "infty", "a.jsonl:23"),
+    ),
+    "question is a conversation": (
+        "a.jsonl",
+        [{"prompt": [{"role": role, "content": "?"} for role in ("user", "assistant", "user")], "answer": 1}] * 2,
+        (),
+        ("a.jsonl:1", "one user message"),
+    ),
     "no answer, no reward": ("a.jsonl", [{"question": f"{n}?"} for n in range(9)], (), ("answer", "--rewards")),
-    "answer missing in a row": ("a.jsonl", [*SUMS, {"question": "?"}], (), ("answer", "--rewards")),
-    "a name that is taken": (
+    "answer missing in a row": (
         "a.jsonl",
-        [*SUMS, {"question": "?", "answer": 1, "completions": 1}],
-        (),
-        (":21", "completions", "rename"),
+        [*SUMS, {"question": "?", "anwser": "3", "unit": "cm"}],
+        ("--rewards", "r.py:mine"),
+        ("a.jsonl:21", "'answer'", "20 of 21"),
     ),
+    "column missing in a row": (
+        "a.jsonl",
+        [*SUMS, {"question": "?", "answer": "3"}],
+        (),
+        ("a.jsonl:21", "'unit'", "null"),
+    ),
+    "a name that is taken": ("a.jsonl", [{**row, "completions": 1} for row in SUMS], (), ("completions", "rename")),
     "CSV without a header": ("a.csv", '"1 + 1?",2\n"2 + 2?",4\n', (), ("a.csv:2", "question")),
     "CSV with a torn row": ("a.csv", "question,answer\n1?,1\n2?\n", (), ("a.csv:3", "1 values", "2 columns")),
     "CSV with a comma too many": ("a.csv", "question,answer\n1,2?,3\n", (), ("a.csv:2", "3 values", "quotes")),
@@ -351,7 +414,7 @@ def trained(policy_dir, tmp_path_factory):
     """A run with adapters on a file of your own, with a reward from a file and a prompt of its own."""
     place = tmp_path_factory.mktemp("own")
     write(place / "sums.jsonl", SUMS)
-    reward = f"{write(place / 'r.py', REWARD)}:mine"
+    reward = f"{write(place / 'r.py', SECRET + REWARD)}:mine"
     own = ["--data", str(place / "sums.jsonl"), "--rewards", reward, "--system-prompt", "Be short.", "--lora-rank", "2"]
     assert main(["train", "--model", str(policy_dir), "--output", str(place / "run"), *own, *SMALL]) == 0
     return place / "run"
@@ -403,6 +466,10 @@ def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, c
 
     folder = tmp_path / "mine"
     assert main(["export", str(trained), str(folder)]) == 0
+    assert "The model card will show the reward `mine`" in capsys.readouterr().err
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o666 & ~umask}
     policy, tokenizer = load_policy(trained / "model")
     model, plain = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     text = render_prompt(tokenizer, "Was kostet 1 + 1? 1,200 – ~")
@@ -423,7 +490,10 @@ def test_an_exported_run_is_an_ordinary_transformers_folder(trained, tmp_path, c
         f"{result['accuracy_after']['accuracy']:.1%}",
     ):
         assert words in card
-    assert str(trained.parent) not in card
+    assert str(trained.parent) not in card and "sk-secret" not in card
+    assert card.startswith("---\nbase_model: random\n")
+    shipped = model_card(read_run_config(trained) | {"model": "tiny", "source": "tiny"}, result, tokenizer, "mine")
+    assert shipped.startswith("---\nbase_model: tiny\nlicense: apache-2.0\n")
     data = {"data": str(trained.parent / "sums.jsonl"), "max_completion_length": 8}
     assert run_evaluation(folder, **data).to_dict()["k"] == result["accuracy_after"]["k"]
     capsys.readouterr()
@@ -458,7 +528,7 @@ def test_a_job_for_a_cluster_carries_your_task(policy_dir, tmp_path, monkeypatch
     rows = [json.loads(line) for line in (tmp_path / "job" / "data" / "train.jsonl").read_text().splitlines()]
     assert len(rows) == 16 and rows[0]["prompt"][0] == {"role": "system", "content": "Be short."}
     config = (tmp_path / "job" / "job.yaml").read_text()
-    assert "- grpo_edu.rewards.accuracy_reward\n- task.r.mine\n" in config
+    assert "- grpo_edu.rewards.accuracy_reward\n- job_rewards.mine\n" in config
     assert {path.name for path in (tmp_path / "job" / "task").iterdir()} == {"sums.jsonl", "r.py"}
     for name in ("sums.jsonl", "r.py", "short.txt"):
         (tmp_path / name).unlink()
@@ -492,8 +562,12 @@ CHECKED = {
         "right, the answer alone         1.00",
         "write nothing                   0.00",
         "as much as right answers: none.",
-        "as much as honest work: none.",
+        "your text 'it is so'",
     ),
+    "r.py:overlong": ("write nothing                   0.00",),
+    "r.py:later_stricter": ("write nothing                   1.00",),
+    "r.py:part": ("give one part of the answer     1.00",),
+    "r.py:by_program": ("right, with its working         1.00", "as much as right answers: none."),
     "r.py:any_answer": ("another problem's answer        1.00", "hedge", "list every answer"),
     "r.py:always": ("0.50 to every", "nothing to learn"),
     "r.py:worked": ("0.00 to every", "no worked solutions"),
@@ -503,12 +577,22 @@ CHECKED = {
 @pytest.mark.parametrize("reward", CHECKED)
 def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, reward):
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "sums.jsonl", SUMS)
+    rows = [{**row, "answer": f"-{n}, {row['answer']}"} if reward == "r.py:part" else row for n, row in enumerate(SUMS)]
+    if reward == "r.py:by_program":
+        rows = [{**row, "solution": f"print({row['answer']})"} for row in SUMS]
+    write(tmp_path / "sums.jsonl", rows)
+    overlong = "def overlong(completion_ids, **kwargs):\n    return [-float(len(c) > 40) for c in completion_ids]\n"
+    stricter = "def later_stricter(completions, trainer_state, **kwargs):\n"
+    stricter += "    return [float(len(c) < 200 - trainer_state.global_step) for c in completions]\n"
+    part = "def part(completions, answer, **kwargs):\n"
+    part += "    return [float(c[5:] != '' and c[5:] in a) for c, a in zip(completions, answer)]\n"
+    by_program = "def by_program(completions, answer, **kwargs):\n"
+    by_program += "    return [float(c == f'print({a})') for c, a in zip(completions, answer)]\n"
     any_answer = "def any_answer(completions, **kwargs):\n    return [float('####' in c) for c in completions]\n"
     always = "def always(completions, unit, **kwargs):\n    return [0.5] * len(completions)\n"
     worked = "def worked(completions, **kwargs):\n    return [float(c.count('=') > 1) for c in completions]\n"
-    write(tmp_path / "r.py", any_answer + always + worked)
-    assert main(["reward-check", reward, "--data", "sums.jsonl"]) == 0
+    write(tmp_path / "r.py", any_answer + always + worked + overlong + stricter + part + by_program)
+    assert main(["reward-check", reward, "--data", "sums.jsonl", "--try", "it is so"]) == 0
     text = capsys.readouterr().out
     assert all(words in text for words in CHECKED[reward]), text
 
@@ -547,6 +631,33 @@ def test_a_run_on_your_own_file_with_your_own_reward(policy_dir, tmp_path, monke
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert main(["evaluate", "--model", "../run", "--data", "../sums.jsonl", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["n"] == 4
+
+
+def test_a_resumed_run_refuses_an_edited_reward_unless_the_run_failed_on_it(policy_dir, tmp_path, capsys):
+    data, run = write(tmp_path / "sums.jsonl", SUMS), str(tmp_path / "run")
+    write(tmp_path / "helper.py", "def length(text):\n    return float(len(text) % 3)\n")
+    text = "from helper import length\n\ncalls = []\n\n\ndef mine(completions, **kwargs):\n    calls.append(1)\n"
+    pays = "    return [length(c) for c in completions]\n"
+    fails = "    if len(calls) == 3:\n        raise ValueError\n"
+    interrupted = "    if len(calls) == 3:\n        import signal\n\n        signal.raise_signal(signal.SIGINT)\n"
+    train = [
+        "train",
+        "--model",
+        str(policy_dir),
+        "--data",
+        str(data),
+        "--rewards",
+        f"{tmp_path / 'r.py'}:mine",
+        "--n",
+        "2",
+    ]
+    for stop, code in ((interrupted, 2), (fails, 0)):
+        write(tmp_path / "r.py", text + stop + pays)
+        assert main([*train, "--output", run, "--overwrite", *SMALL]) in (1, 130)
+        write(tmp_path / "r.py", text + pays)
+        capsys.readouterr()
+        assert main(["train", "--resume", run]) == code
+        assert ("r.py was edited since the run began" in capsys.readouterr().err) == (code == 2)
 
 
 def test_problems_without_an_answer_are_scored_by_the_reward_of_their_own_run(tmp_path):

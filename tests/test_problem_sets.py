@@ -76,7 +76,9 @@ def test_they_are_trained_with_evaluated_and_checked(run_cli, policy_dir, tmp_pa
 
 
 def test_every_entry_of_the_tables_works():
-    assert set(PROBLEM_SETS) - set(problem_set_names()) == {"reasoning-gym"} | (set(PROBLEM_SETS) & {"words", "own"})
+    assert set(PROBLEM_SETS) - set(problem_set_names()) == {"reasoning-gym", "text"} | (
+        set(PROBLEM_SETS) & {"words", "own"}
+    )
     for name in problem_set_names():
         entry = PROBLEM_SETS[name]
         assert entry.about and not entry.about.endswith(".")

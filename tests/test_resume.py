@@ -86,6 +86,14 @@ def kill_softly(completions):
     signal.raise_signal(signal.SIGTERM)
 
 
+def hang_up(completions):
+    signal.raise_signal(signal.SIGHUP)
+
+
+def full(*arguments, **options):
+    raise OSError(28, "could not write the state (No space left on device); free some space", "state.pt")
+
+
 @pytest.mark.parametrize(
     ("how", "every"),
     [
@@ -93,6 +101,7 @@ def kill_softly(completions):
         (kill_softly, 0),
         pytest.param(interrupt, 0, marks=pytest.mark.long),
         pytest.param(kill_softly, 2, marks=pytest.mark.long),
+        pytest.param(hang_up, None, marks=pytest.mark.skipif(os.name != "posix", reason="SIGHUP is of POSIX")),
     ],
 )
 def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, whole, tmp_path, capsys, how, every):
@@ -115,6 +124,28 @@ def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, whole, tmp_pa
     assert [step["kl"] for step in read_log(folder / "metrics.jsonl")] == [step["kl"] for step in whole.history]
     assert main(["train", "--resume", str(folder)]) == 2
     assert re.search("is finished.*--model", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, [1, 2]), (300.0, [])])
+def test_a_checkpoint_is_written_every_few_minutes_by_default(run, tmp_path, monkeypatch, seconds, steps):
+    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", seconds)
+    state, found = tmp_path / "run" / "state.pt", []
+
+    def looking(completions, **columns):
+        if state.is_file():
+            found.append(len(load_state(state)["history"]))
+        return [float(len(text)) for text in completions]
+
+    run(rewards=looking, checkpoint_every=None, config=replace(CONFIG, max_steps=3))
+    assert found == steps and not state.exists()
+
+
+def test_a_checkpoint_that_nobody_asked_for_does_not_end_a_run_on_a_full_disk(run, monkeypatch):
+    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "save_state", full)
+    with pytest.warns(UserWarning, match="the state after step 1 was not saved"):
+        result = run(checkpoint_every=None, config=replace(CONFIG, max_steps=2))
+    assert len(result.history) == 2 and result.after is not None
 
 
 @pytest.mark.parametrize("stopped_in_call", [pytest.param(4, marks=pytest.mark.long), 6])
@@ -162,9 +193,6 @@ def test_after_sigterm_in_the_last_evaluation_only_that_is_repeated(run, whole, 
 
 
 def test_a_state_that_cannot_be_written_after_ctrl_c_costs_no_model(run, tmp_path, monkeypatch):
-    def full(*arguments, **options):
-        raise OSError(28, "could not write the state (No space left on device); free some space", "state.pt")
-
     monkeypatch.setattr(runs, "save_state", full)
     with pytest.warns(UserWarning, match="state after step 3 was not saved.*No space left"):
         assert run(rewards=stopping_at(4, interrupt), checkpoint_every=0).interrupted

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import io
 import math
 import os
 import signal
@@ -23,6 +24,7 @@ from grpo_edu.rewards import (
     accuracy_reward,
     combine_rewards,
     compute_rewards,
+    for_trl,
     format_reward,
     length_reward,
     reward_name,
@@ -354,12 +356,81 @@ def test_a_function_that_edits_its_input_changes_nothing_for_the_next_one():
             answer[row] = prompts[row] = "1"
         return [0.0] * len(completions)
 
+    stripping_reward.takes_messages = True
     chats = [chat(text) for text in B["completions"]]
     given = B | {"completions": chats}
     untouched = compute_rewards(accuracy_reward, **given)
     rewards = compute_rewards([stripping_reward, accuracy_reward], **given)
     assert torch.equal(rewards[:, 1:], untouched) and untouched.any()
     assert chats == [chat(text) for text in B["completions"]]
+
+
+@pytest.mark.parametrize("form", [str, chat], ids=["text", "chat"])
+def test_a_reward_gets_texts_or_the_messages_that_it_declares(form):
+    def texts(prompts, completions, **kwargs):
+        return [
+            float(f"{prompt}{completion}" == "q#### 6") for prompt, completion in zip(prompts, completions, strict=True)
+        ]
+
+    def messages(prompts, completions, **kwargs):
+        pairs = zip(prompts, completions, strict=True)
+        return [float(prompt[-1]["content"] + one[-1]["content"] == "q#### 6") for prompt, one in pairs]
+
+    messages.takes_messages = True
+    given = {"prompts": ["q", [{"role": "user", "content": "q"}]], "completions": [form("no"), form("#### 6")]}
+    assert compute_rewards([texts, messages], **given).tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert for_trl(texts)(**given) == for_trl(messages)(**given) == [0.0, 1.0]
+    del messages.takes_messages
+    with pytest.raises(RuntimeError, match=r"'messages' raised TypeError.*set messages\.takes_messages = True"):
+        compute_rewards(messages, **given)
+
+
+def raise_(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("leave", "words"),
+    [
+        (lambda: exec("exit()"), "raised SystemExit"),
+        (lambda: os._exit(0), "raised SystemExit"),
+        (lambda: raise_(KeyboardInterrupt), "raised KeyboardInterrupt"),
+    ],
+)
+@pytest.mark.parametrize("call", [lambda one: compute_rewards(one, **B), lambda one: for_trl(one)(**B)])
+def test_a_reward_that_leaves_is_named(leave, words, call):
+    def leaving(completions, **kwargs):
+        leave()
+
+    usual = os._exit
+    with pytest.raises(RuntimeError, match=f"'leaving' {words}.*completion 0"):
+        call(leaving)
+    assert os._exit is usual
+
+
+def test_an_asynchronous_reward_that_leaves_is_named():
+    async def leaving(completions, **kwargs):
+        raise SystemExit
+
+    with pytest.raises(RuntimeError, match="'leaving' raised SystemExit"):
+        compute_rewards(leaving, **B)
+
+
+def test_what_a_reward_closes_or_changes_is_set_back_and_named(tmp_path, capfd):
+    def careless(completions, **kwargs):
+        os.chdir(tmp_path)
+        os.close(1)
+        sys.stderr = io.StringIO()
+        return [0.0] * len(completions)
+
+    folder, streams = os.getcwd(), (sys.stdout, sys.stderr)
+    with pytest.warns(
+        RuntimeWarning, match="'careless' changed or closed file 1 and sys.stderr and the working folder"
+    ):
+        compute_rewards(careless, **B)
+    assert os.getcwd() == folder and (sys.stdout, sys.stderr) == streams
+    os.write(1, b"still open")
+    assert capfd.readouterr().out == "still open"
 
 
 def test_a_function_that_raises_is_named_and_its_error_chained():
@@ -435,6 +506,7 @@ def test_trls_own_call_gives_the_same_rewards(form):
     functions = [ASYNC[0], *ALL, ASYNC[1]]
     names = [get_callable_name(function) for function in functions]
     assert [reward_name(function) for function in functions] == names
+    assert [get_callable_name(for_trl(function)) for function in functions] == names
     thread, loop, ready = start_event_loop_in_daemon()
     ready.wait()
     trainer = SimpleNamespace(
@@ -443,7 +515,7 @@ def test_trls_own_call_gives_the_same_rewards(form):
         args=SimpleNamespace(report_to=[]),
         state=SimpleNamespace(global_step=0),
         environments=None,
-        reward_funcs=functions,
+        reward_funcs=[for_trl(function) for function in functions],
         reward_func_names=names,
         reward_processing_classes=[None] * len(functions),
         _log_completion_extra=None,

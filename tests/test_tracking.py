@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -137,7 +138,7 @@ def test_a_run_that_goes_on_tracks_each_step_once(policy_dir, tmp_path):
     def stopping(completions, **columns):
         calls.append(1)
         if len(calls) == 4:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)
         return [float(len(text)) for text in completions]
 
     calls = []

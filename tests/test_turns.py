@@ -436,6 +436,10 @@ def test_every_token_of_a_turn_has_the_advantage_of_its_turn_and_a_turn_that_was
                 continue
             expected = by_turn[row, turn] if turn < len(rollout.environments[row].heard) else 0.0
             assert batch.advantages[row, place] == pytest.approx(float(expected))
+    with_entropy = dataclasses.replace(config, entropy_coef=0.1)
+    tied = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))
+    assert rows_with_gradient(tied, config).tolist() == []
+    assert rows_with_gradient(tied, with_entropy).tolist() == [0, 1, 2, 3]
     rows = rows_with_gradient(batch, config).tolist()
     assert rows == [row for group in ([0, 1], [2, 3]) if (by_turn[group] != 0).any() for row in group]
     with pytest.raises(ValueError, match="no turn_rewards"):

@@ -1,7 +1,7 @@
 """The command `grpo-edu`: its commands, its exit codes, and its one-line error messages.
 
 Exit codes: 0: done. 1: something failed during the work. 2: input that is not valid; nothing was done. 130: Ctrl-C,
-or SIGTERM during a training run.
+SIGTERM or SIGHUP during a training run.
 """
 
 from __future__ import annotations

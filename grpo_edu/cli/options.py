@@ -15,6 +15,7 @@ from argparse import (
     _ActionsContainer,
 )
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import MISSING, fields
 from functools import partial
 from pathlib import Path
@@ -229,7 +230,8 @@ def complain(text: str, error: BaseException | None = None) -> None:
     """Print one line on stderr, with the error's notes, which say what was kept."""
     kept = "".join(f"; {note}" for note in notes_of(error))
     text = text.removesuffix(".") if kept else text
-    print("grpo-edu: " + " ".join(f"{text}{kept}".split()), file=sys.stderr)
+    with suppress(OSError):  # the terminal may have been closed
+        print("grpo-edu: " + " ".join(f"{text}{kept}".split()), file=sys.stderr)
 
 
 def notes_of(error: BaseException | None) -> list[str]:

@@ -174,7 +174,9 @@ def run_export_command(arguments: Namespace) -> int:
     """Write a run's policy as an ordinary transformers folder; returns the exit code."""
     from grpo_edu.runs.export import export_run
 
-    folder = export_run(arguments.run, arguments.folder, overwrite=arguments.overwrite)
+    folder = export_run(
+        arguments.run, arguments.folder, overwrite=arguments.overwrite, say=lambda text: print(text, file=sys.stderr)
+    )
     text = f"{folder} holds the model, its tokenizer and README.md, the model card."
     print(json.dumps({"folder": str(folder)}) if arguments.json else text)
     return 0

@@ -29,7 +29,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import LEVELS
 from grpo_edu.runs.effects import OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.folder import RunFolder
-from grpo_edu.runs.loading import SPLITS
+from grpo_edu.runs.loading import SPLITS, is_user_dataset
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig
 from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text, read_abouts
 from grpo_edu.runs.user_rewards import check_columns
@@ -191,22 +191,31 @@ def add_reward_check_options(command: ArgumentParser) -> None:
         "reward", metavar="REWARD", help="FILE.py:function, package.module:function, or the name of a built-in one"
     )
     add_options(command, RunConfig, _FILES)
+    command.add_argument("--try", action="append", default=[], dest="texts", metavar="TEXT", help="try this answer too")
 
 
 def run_reward_check_command(arguments: Namespace) -> int:
     """Print what a reward pays for right, wrong, empty and exploiting answers; returns the exit code."""
-    request = RunConfig(reward_funcs=(arguments.reward,), **given_options(arguments, _FILES))
+    request = RunConfig(reward_funcs=(arguments.reward,), backend="trl", **given_options(arguments, _FILES))
     data = request.load_data()
-    from grpo_edu.studies.exploits import RIGHT, judge_reward, try_reward
+    from grpo_edu.model_files import load_tokenizer
+    from grpo_edu.models import find_model
+    from grpo_edu.studies.exploits import RIGHT, YOURS, judge_reward, try_reward
 
     if len(data.reward_funcs) > 1:
         raise ValueError(f"`reward` is one reward, got {arguments.reward!r}; check one after the other.")
     problems, (function,), (name,) = data.problems, data.reward_funcs, request.reward_names
     chosen = problems[:: max(1, len(problems) // _TRIED)][:_TRIED]
-    paid = try_reward(function, chosen)
-    best = min((paid[right] for right in RIGHT if right in paid), default=None)
+    paid = try_reward(function, chosen, texts=arguments.texts, tokenizer=load_tokenizer(find_model("tiny"), ""))
+    best = max((paid[right] for right in RIGHT if right in paid), default=None)
     exploits = (
-        [] if best is None else [key for key, value in paid.items() if key not in RIGHT and value > best - _MARGIN]
+        []
+        if best is None
+        else [
+            key
+            for key, value in paid.items()
+            if key not in RIGHT and not key.startswith(YOURS) and value > best - _MARGIN
+        ]
     )
     if arguments.json:
         print(json.dumps({"reward": name, "paid": paid, "exploits": exploits}))
@@ -221,6 +230,8 @@ def run_reward_check_command(arguments: Namespace) -> int:
         print("The problems have no answers, so read the list: training will produce what is paid most.")
     else:
         print(f"Wrong attempts that are paid as much as right answers: {', '.join(exploits) or 'none'}.")
+    if any(map(is_user_dataset, request.data)):
+        return 0
     with suppress(ValueError):  # a function that requires columns of the file
         check_columns(function, ("answer", "level", "solution"))
         holes = [verdict.exploit.name for verdict in judge_reward(function) if not verdict.holds]

@@ -16,13 +16,14 @@ import hashlib
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_edu.problems.files import json_records
 from grpo_edu.problems.hub import looks_like_path
-from grpo_edu.problems.templates import Problem
+from grpo_edu.problems.templates import TEXT, Problem
 from grpo_edu.prompts import MARKER, extract_answer, normalize_answer
 
 QUESTION, ANSWER = ("question", "prompt", "problem"), ("answer", "target")
@@ -32,6 +33,9 @@ UNANSWERED = "own:"  # begins the level of problems without an answer, which a r
 HELDOUT_EVERY = 5  # one of this many questions is held out if nothing else says which
 _HELDOUT_NAMES = ("test", "validation", "heldout")  # of the splits in a folder
 _NOT_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+
+# A command of LaTeX other than those around a number (\\boxed, \\text, a space, a currency sign), or such a symbol.
+_FORMULA = re.compile(r"\\(?!boxed\b|text\b|[,!;: $%])|[π∞√]")
 
 Row = tuple[str, Mapping[str, Any]]  # file and line, and the columns
 
@@ -88,8 +92,12 @@ def load_user_problems(
     if heldout is not None:
         held = Path(heldout).expanduser()
         tables = {"train": tables["train"], "heldout": read_tables(held)["train"]}
-    elif len(tables) == 1:
+    for rows in tables.values():
+        _check_same_columns(rows)
+    _check_answers(tables, names)
+    if len(tables) == 1:
         tables = _divide(path, tables["train"], names)
+    _check_numbers(tables, names)
     problems = {part: [_problem(path, row, names) for row in rows] for part, rows in tables.items()}
     trained = {question_key(problem.prompt) for problem in problems["train"]}
     for (where, _), problem in zip(tables["heldout"], problems["heldout"], strict=True):
@@ -122,7 +130,15 @@ def read_tables(path: Path) -> dict[str, list[Row]]:
     rows = reader(path)
     if not rows:
         raise ValueError(f"{path}: the file holds no problems; each row needs a question.")
-    return {"train": rows}
+    return {"train": [(where, _with_ground_truth(content)) for where, content in rows]}
+
+
+def _with_ground_truth(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a row with verl's `reward_model["ground_truth"]` as its answer, if it has no other."""
+    verl = content.get("reward_model")
+    if not isinstance(verl, dict) or "ground_truth" not in verl or any(name in content for name in ANSWER):
+        return content
+    return {**content, "answer": verl["ground_truth"]}
 
 
 def _jsonl(path: Path) -> list[Row]:
@@ -223,6 +239,47 @@ def _divide(path: Path, rows: Sequence[Row], names: Mapping[str, str]) -> dict[s
     return parts
 
 
+def _check_same_columns(rows: Sequence[Row]) -> None:
+    """Raise ValueError if a column is in some rows only: its name may be misspelled in the others."""
+    counts = Counter(name for _, content in rows for name in content)
+    partial = [(count, name) for name, count in counts.items() if count < len(rows)]
+    if not partial:
+        return
+    count, name = max(partial, key=lambda pair: pair[0])
+    is_usual = 2 * count >= len(rows)
+    where, content = next(row for row in rows if (name in row[1]) != is_usual)
+    raise ValueError(
+        f"{where}: only {count} of {len(rows)} rows have a column {name!r}, and this row has "
+        f"{', '.join(map(str, content))}; correct the name, or give every row this column (null for none)"
+    )
+
+
+def _check_answers(tables: Mapping[str, Sequence[Row]], names: Mapping[str, str]) -> None:
+    """Raise ValueError if one of the training and the held-out problems have answers and the others have none."""
+    firsts = [rows[0] for rows in tables.values() if rows]
+    if any(_has_answer(content, names) for _, content in firsts):
+        for row in firsts:
+            _column(row, names, "answer", ANSWER)
+
+
+def _check_numbers(tables: Mapping[str, Sequence[Row]], names: Mapping[str, str]) -> None:
+    """Raise ValueError that names all answers with a formula: `12\\pi` is not 12, and `(5,\\infty)` is not 5."""
+    rows = [row for part in tables.values() for row in part if _has_answer(row[1], names)]
+    answers = [(where, str(content[_column((where, content), names, "answer", ANSWER)])) for where, content in rows]
+    formulas = [(where, text) for where, text in answers if _FORMULA.search(text.rpartition(MARKER)[2])]
+    if formulas:
+        shown = "; ".join(f"{where}: {text[-80:]!r}" for where, text in formulas[:5])
+        raise ValueError(
+            f"{len(formulas)} of {len(answers)} answers are formulas, which accuracy cannot compare ({shown}"
+            f"{'; …' if len(formulas) > 5 else ''}); leave these rows out, or give the column another name and compare "
+            "it in a reward of your own"
+        )
+
+
+def _has_answer(content: Mapping[str, Any], names: Mapping[str, str]) -> bool:
+    return "answer" in names or any(name in content for name in ANSWER)
+
+
 def _column(row: Row, names: Mapping[str, str], field: str, usual: Sequence[str]) -> str:
     """Return the name of the column that holds a field; raises ValueError if the row has none."""
     where, content = row
@@ -243,6 +300,8 @@ def _question(row: Row, names: Mapping[str, str]) -> str:
             raise ValueError(f"{where}: {name} contains {half[0]!r}, half of a character; write the character itself")
     name = _column(row, names, "question", QUESTION)
     question = content[name]
+    if isinstance(question, list):
+        question = _text_of_messages(where, name, question)
     if not isinstance(question, str):
         raise ValueError(f"{where}: the question ({name}) must be a text, got {_short(question)}; put it in quotes")
     if not question.strip():
@@ -250,11 +309,23 @@ def _question(row: Row, names: Mapping[str, str]) -> str:
     return question
 
 
+def _text_of_messages(where: str, name: str, messages: Sequence[Any]) -> str:
+    """Return the question of a prompt in chat messages; a system message comes first, as a paragraph of its own."""
+    are_messages = all(isinstance(one, dict) and isinstance(one.get("content"), str) for one in messages)
+    roles = [one.get("role") for one in messages] if are_messages else []
+    if roles not in (["user"], ["system", "user"]):
+        raise ValueError(
+            f"{where}: the question ({name}) must be a text, or a list of one user message that a system message may "
+            f"precede, got {_short(list(messages))}"
+        )
+    return "\n\n".join(one["content"].strip() for one in messages)
+
+
 def _problem(path: Path, row: Row, names: Mapping[str, str]) -> Problem:
     where, content = row
     question, used = _question(row, names), [_column(row, names, "question", QUESTION)]
     level, answer, solution = path.stem, "", ""
-    if "answer" in names or any(name in content for name in ANSWER):
+    if _has_answer(content, names):
         name = _column(row, names, "answer", ANSWER)
         answer, solution = _answer(where, name, content[name])
         used.append(name)
@@ -263,13 +334,17 @@ def _problem(path: Path, row: Row, names: Mapping[str, str]) -> Problem:
     for field in ("level", "solution"):
         if field in names or field in content:
             name = _column(row, names, field, (field,))
-            if not isinstance(content[name], str | int):
-                raise ValueError(f"{where}: the {field} ({name}) must be a text, got {_short(content[name])}")
             used.append(name)
+            if content[name] is None:
+                continue
+            if not isinstance(content[name], str | int | float):
+                raise ValueError(f"{where}: the {field} ({name}) must be a text, got {_short(content[name])}")
             if field == "solution":
                 solution = str(content[name])
             elif answer:
                 level = str(content[name])
+    if answer and normalize_answer(answer) is None:
+        level = f"{TEXT}{level}"
     columns = {str(name): value for name, value in content.items() if name not in used}
     for name in ("prompt", "answer", "level", "solution", *_NOT_COLUMNS):
         if name in columns:
@@ -288,12 +363,10 @@ def _answer(where: str, name: str, value: Any) -> tuple[str, str]:
         raise ValueError(f"{where}: the answer ({name}) is empty; fill it in, or remove the row")
     worked = MARKER in text
     answer = extract_answer(text) if worked else normalize_answer(text)
-    if answer is None:
-        raise ValueError(
-            f"{where}: the answer ({name}) {text[:80]!r} is not one number, one list of numbers or one word, which is "
-            f"what accuracy compares; shorten it, or end it with {MARKER} and the answer, or give the column another "
-            "name and read it in a reward of your own"
-        )
+    if answer is None:  # not one number, one list of numbers or one word
+        answer = text.rpartition(MARKER)[2].strip()
+        if not answer:
+            raise ValueError(f"{where}: the answer ({name}) is empty after {MARKER}; fill it in, or remove the row")
     return answer, text if worked else f"{MARKER} {answer}"
 
 

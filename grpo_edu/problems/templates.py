@@ -25,6 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from grpo_edu.prompts import MARKER, completion_text
+
 LEVELS = ("basic", "intermediate", "advanced")
 
 _LARGEST = 300
@@ -183,6 +185,28 @@ class ProblemSet:
 
 # A module that defines problems adds its entries at its end.
 PROBLEM_SETS: dict[str, ProblemSet] = {}
+
+TEXT = "text:"  # begins the level of problems whose answer is a text: several words, a date, JSON or SQL
+
+
+def normalize_text(text: str) -> str:
+    """Return a text without differences of case and white space, and without a full stop at its end.
+
+    >>> normalize_text(" New  York. ")
+    'new york'
+    """
+    return " ".join(text.casefold().split()).rstrip(".")
+
+
+def text_answer(completion: str | list[dict]) -> str | None:
+    """Return what follows the last answer marker, normalized; None if there is no marker or nothing behind it."""
+    _, marker, answer = completion_text(completion).rpartition(MARKER)
+    return normalize_text(answer) or None if marker else None
+
+
+def score_text(completion: str | list[dict], question: object, level: str, answer: str) -> float:
+    """Return 1.0 if the answer of a completion is this text after `normalize_text`, else 0.0."""
+    return float(text_answer(completion) == normalize_text(answer))
 
 
 def problem_set_names() -> tuple[str, ...]:
@@ -356,6 +380,9 @@ PROBLEM_SETS |= {
     "coin_flip": ProblemSet("which side of a coin is up after some flips", _draw_coin_flip),
 }
 DOMAINS = tuple(name for name in PROBLEM_SETS if name not in LEVELS)
+PROBLEM_SETS["text"] = ProblemSet(
+    "answers that are texts", level=TEXT, scorer=Scorer(text_answer, score_text), is_name_of_data=False
+)
 
 
 class ProblemOrder:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.model_files import choose_device
-from grpo_edu.models import load_policy, save_policy
-from grpo_edu.problems.templates import PROBLEM_SETS
+from grpo_edu.models import SMOLLM2, list_models, load_policy, save_policy
+from grpo_edu.problems.templates import PROBLEM_SETS, data_dir
 from grpo_edu.prompts import chat_messages, prompt_style, render_prompt
 from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.options import use_current_names
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _QUESTION = "YOUR QUESTION"
+_SMOLLM2_ON_THE_HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
 @dataclass(frozen=True)
@@ -79,10 +82,13 @@ def start_conversation(
     )
 
 
-def export_run(run: str | Path, folder: str | Path, *, overwrite: bool = False) -> Path:
+def export_run(
+    run: str | Path, folder: str | Path, *, overwrite: bool = False, say: Callable[[str], None] = lambda text: None
+) -> Path:
     """Write the trained policy of a run into an ordinary transformers folder with a model card; returns the folder.
 
-    Adapters were merged when the run saved its model. The folder loads with transformers, TRL and vLLM.
+    Adapters were merged when the run saved its model. The folder loads with transformers, TRL and vLLM. say: gets,
+    before anything is written, what the card will show of reward files of the user.
 
     Raises ValueError for a folder that holds no training run, FileNotFoundError for a run without a model,
     FileExistsError if `folder` is not empty and `overwrite` is False, and OSError if it cannot be written.
@@ -94,6 +100,9 @@ def export_run(run: str | Path, folder: str | Path, *, overwrite: bool = False) 
     if any(read_run_config(place) is not None for place in (folder, *folder.parents)):
         raise ValueError(f"`folder`: {folder} lies in the folder of a run; choose a folder outside it.")
     result = read_run_result(run)
+    for reward in map(_reward, use_current_names(stored)["reward_funcs"]):
+        if "```" in reward:
+            say(f"The model card will show the reward {reward}")
     model, tokenizer = load_policy(model_source(run), stored.get("dtype"))
     save_policy(model, tokenizer, folder, overwrite=overwrite)
     names = folder / "tokenizer_config.json"
@@ -113,17 +122,19 @@ def model_card(
     """
     config, style = stored["config"], prompt_style(tokenizer)
     data = ", ".join(Path(name).name for name in stored["data"])
-    base = stored["model"]
-    header = ["library_name: transformers", "pipeline_tag: text-generation", "tags: [grpo, grpo_edu]"]
-    if "/" in base and not Path(stored["source"]).exists():
-        header.insert(0, f"base_model: {base}")
+    header = [
+        *_base_header(stored),
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [grpo, grpo_edu]",
+    ]
     settings = {**{key: stored.get(key) for key in ("lora_rank", "dtype", "backend")}, **config}
     messages = json.dumps(chat_messages(_QUESTION, style=style, **_options(stored)), ensure_ascii=False, indent=4)
     variables = "".join(f", {key}={value!r}" for key, value in style.template_kwargs.items())
     parts = [
         "\n".join(["---", *header, "---"]),
         f"# {name}",
-        f"{Path(base).name} trained with GRPO by grpo_edu {stored['grpo_edu']} on {data}.",
+        f"{Path(stored['model']).name} trained with GRPO by grpo_edu {stored['grpo_edu']} on {data}.",
         "## Accuracy",
         _accuracy(result, config["seed"]),
         "## Rewards",
@@ -169,9 +180,39 @@ def _accuracy(result: dict[str, Any] | None, seed: int) -> str:
 
 
 def _reward(entry: str) -> str:
-    """Return the name of a reward, with its source where it comes from a file that is still there."""
+    """Return the name of a reward, with the source of the function alone if its file is still there."""
     place, _, name = entry.rpartition(":")
-    file = Path(place)
-    if place.endswith(".py") and file.is_file():
-        return f"`{name}` of this file:\n\n```python\n{file.read_text(encoding='utf-8').rstrip()}\n```"
-    return f"`{entry}`"
+    source = read_function(Path(place), name) if place.endswith(".py") else ""
+    name = name if place.endswith(".py") else entry
+    return f"`{name}`:\n\n```python\n{source}\n```" if source else f"`{name}`"
+
+
+def read_function(file: Path, name: str) -> str:
+    """Return the source of one function of a file, which is not imported; "" if there is none."""
+    if not file.is_file():
+        return ""
+    text = file.read_text(encoding="utf-8-sig")
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError:  # edited since the run
+        return ""
+    functions = (one for one in statements if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+    found = next((one for one in functions if one.name == name), None)
+    if found is None:
+        return ""
+    first = min(line.lineno for line in (found, *found.decorator_list))
+    return "\n".join(text.splitlines()[first - 1 : found.end_lineno])
+
+
+def _base_header(stored: dict[str, Any]) -> list[str]:
+    """Return the lines on the base model, with its license if its own model card names one."""
+    base, source = stored["model"], stored["source"]
+    if source == SMOLLM2:
+        return [f"base_model: {_SMOLLM2_ON_THE_HUB}", "license: apache-2.0"]
+    folder = data_dir() / "models" / source if source in list_models() else Path(source)
+    header: dict[str, str] = {}
+    if (folder / "README.md").is_file():
+        lines = (folder / "README.md").read_text(encoding="utf-8").partition("\n---")[0].splitlines()
+        header = dict(line.split(": ", 1) for line in lines if ": " in line)
+    base = header.get("base_model", Path(base).name if folder.exists() else base)
+    return [f"base_model: {base}", *([f"license: {header['license']}"] if "license" in header else [])]

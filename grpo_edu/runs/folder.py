@@ -8,7 +8,7 @@ tokens.jsonl.gz   of a run with `record_token_steps`: each token of these steps 
 model/          the trained policy, for `load_policy`
 summary.md      one page to read, with curves.png and accuracy.png
 result.json     accuracies, intervals and p-value, written last
-state.pt        of a run with `checkpoint_every`, while it is under way, and of a run that was interrupted: everything
+state.pt        of a run that writes checkpoints, while it is under way, and of a run that was interrupted: everything
                 that it needs to continue (`grpo_edu.runs.state`)
 adapters/       of a run that trained adapters, for `load_adapters`
 diagnosis/      the batch on which a run stopped

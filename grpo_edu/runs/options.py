@@ -112,7 +112,9 @@ class RunConfig:
     lora_targets: tuple[str, ...] = setting((ALL_LAYERS,), "layers that get adapters, such as q_proj,v_proj")
     num_heldout: int = setting(300, "number of held-out problems for the evaluations")
     greedy: bool | None = setting(None, "also evaluate greedily, without sampling (default: if that is quick)")
-    checkpoint_every: NoneOrCount = setting(0, "steps between checkpoints; 0 writes none")
+    checkpoint_every: NoneOrCount | None = setting(
+        None, "steps between checkpoints; 0: none (default: a checkpoint every five minutes)"
+    )
     max_saved_completions: NoneOrCount = setting(10000, "most completions kept, with their rewards; 0: none")
     record_token_steps: tuple[str, ...] = setting(
         (), "steps whose tokens are kept for `show --html`, such as first,10,last, or all"
@@ -188,7 +190,7 @@ class RunConfig:
         functions = resolve_rewards(self.reward_funcs)
         problems, heldout = (score_with_user_reward(part, functions) for part in (problems, heldout))
         for function in functions:
-            check_columns(function, list(reward_columns(problems)))
+            check_columns(function, list(reward_columns(problems)), self.backend)
         return RunData(examples, problems, heldout, functions)
 
     def _load_training_problems(self) -> tuple[list[Problem], list[Problem]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from grpo_edu.rewards import INTERRUPTING
 from grpo_edu.runs.completions import CompletionLog
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog
@@ -22,18 +23,21 @@ if TYPE_CHECKING:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Context manager that treats SIGTERM, which schedulers and containers send, like Ctrl-C."""
-    # Only the main thread may set a handler, and a process may have to ignore the signal.
+    """Context manager that treats SIGTERM and SIGHUP like Ctrl-C.
+
+    Schedulers and containers end a process with SIGTERM; a terminal that is closed sends SIGHUP.
+    """
+    # Only the main thread may set a handler, and a process may have to ignore a signal, as under nohup.
     in_main = threading.current_thread() is threading.main_thread()
-    usual = signal.getsignal(signal.SIGTERM)
-    if not in_main or usual in (signal.SIG_IGN, None):
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    usual = {number: signal.getsignal(number) for number in INTERRUPTING if in_main and number != signal.SIGINT}
+    usual = {number: handler for number, handler in usual.items() if handler not in (signal.SIG_IGN, None)}
+    for number in usual:
+        signal.signal(number, signal.default_int_handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, usual)
+        for number, handler in usual.items():
+            signal.signal(number, handler)
 
 
 class DeferInterrupts:
@@ -41,7 +45,9 @@ class DeferInterrupts:
 
     While a step samples and computes gradients, the weights are still those of the last full step: Ctrl-C is
     a KeyboardInterrupt at once. From the first optimizer update of a step on, it waits for `raise_if_asked()`. The same
-    holds for SIGTERM inside `sigterm_interrupts`.
+    holds for SIGTERM and SIGHUP inside `sigterm_interrupts`.
+
+    is_updating: whether the current step has changed weights.
 
     >>> with DeferInterrupts() as interrupts:
     ...     for _ in range(3):
@@ -49,11 +55,11 @@ class DeferInterrupts:
     """
 
     def __enter__(self) -> DeferInterrupts:
-        self._updating = self._asked = False
+        self.is_updating = self._asked = False
         self._hook = register_optimizer_step_pre_hook(self._on_update)
         # Only the main thread may set a handler, and a process in the background may have to ignore Ctrl-C.
         in_main = threading.current_thread() is threading.main_thread()
-        usual = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        usual = {number: signal.getsignal(number) for number in INTERRUPTING}
         self._usual = {number: handler for number, handler in usual.items() if in_main and callable(handler)}
         for number in self._usual:
             signal.signal(number, self._on_signal)
@@ -66,15 +72,15 @@ class DeferInterrupts:
 
     def raise_if_asked(self) -> None:
         """Say that a step is complete; raises KeyboardInterrupt if Ctrl-C waits for it."""
-        self._updating = False
+        self.is_updating = False
         if self._asked:
             raise KeyboardInterrupt
 
     def _on_update(self, *arguments: object) -> None:
-        self._updating = True
+        self.is_updating = True
 
     def _on_signal(self, *arguments: object) -> None:
-        if not self._updating:
+        if not self.is_updating:
             raise KeyboardInterrupt
         self._asked = True
 
@@ -135,7 +141,7 @@ def annotate_errors(folder: RunFolder, steps: int) -> Iterator[None]:
 
 @contextmanager
 def note_kept(folder: RunFolder, describe: Callable[[], str]) -> Iterator[None]:
-    """A context for a sweep or a curriculum: SIGTERM interrupts it, and errors say what its folder keeps."""
+    """A context for a sweep or a curriculum: SIGTERM and SIGHUP interrupt it, and errors say what its folder keeps."""
     with sigterm_interrupts():
         try:
             yield

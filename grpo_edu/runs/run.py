@@ -1,9 +1,9 @@
 """One training run: a folder, and a generator of events that evaluates, trains, saves and evaluates again.
 
 `Run.events` yields an event for each thing that is done. At each of them, and inside a step, it can be stopped: by
-closing the generator, by Ctrl-C or SIGTERM, or by a kill, after which `Run.resume` continues from the last saved
-state and ends with the same result. Whoever shows a run consumes its events: `follow` draws progress bars from them.
-A notebook calls `run_training`, which takes the options of a run one by one.
+closing the generator, by Ctrl-C, SIGTERM or SIGHUP, or by a kill, after which `Run.resume` continues from the last
+saved state and ends with the same result. Whoever shows a run consumes its events: `follow` draws progress bars from
+them. A notebook calls `run_training`, which takes the options of a run one by one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,7 +33,7 @@ from grpo_edu.runs.loading import Rewards, RunData, parse_data
 from grpo_edu.runs.log import write_log
 from grpo_edu.runs.look import first_look
 from grpo_edu.runs.options import ALL_LAYERS, RunConfig, default_config, make_plain_chat_template, use_current_names
-from grpo_edu.runs.record import RunMetadata, default_folder, read_resumable
+from grpo_edu.runs.record import RunMetadata, default_folder, read_resumable, read_run_result
 from grpo_edu.runs.recording import (
     RECOVERABLE_ERRORS,
     DeferInterrupts,
@@ -45,6 +45,7 @@ from grpo_edu.runs.recording import (
 from grpo_edu.runs.state import (
     check_same_data,
     check_same_model,
+    check_same_rewards,
     check_same_settings,
     data_fingerprint,
     find_state,
@@ -53,6 +54,7 @@ from grpo_edu.runs.state import (
     pack_training,
     read_random_states,
     restore_training,
+    reward_fingerprints,
     same_threads,
     save_failed_batch,
     save_state,
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from grpo_edu.runs.tokens import TokenRecorder
 
 _BYTES_PER_TOKEN = 100  # of a tokenizer's files, generous
+CHECKPOINT_SECONDS = 300.0  # between two checkpoints, unless `checkpoint_every` says otherwise
 MAX_GREEDY_SECONDS = 3.0  # if one evaluation is quicker than this, a greedy one is made as well
 
 
@@ -140,6 +143,8 @@ class Run:
         self._started = time.perf_counter()
         self._steps_before = 0
         self._saved_step = -1
+        self._saved_at = 0.0
+        self._is_state_whole = True
         self._stored_training: dict[str, Any] | None = None
         self._random_states: dict[str, Any] = {}
 
@@ -211,6 +216,9 @@ class Run:
         check_same_model(stored["fingerprint"], self._fingerprint, path)
         check_same_settings(stored["config"], self.config, path)
         check_same_data(stored["data"], self._data_fingerprints, self.folder.path)
+        result = read_run_result(self.folder.path)
+        if result is None or not result["failure"]:  # a reward on which the run failed may have been corrected
+            check_same_rewards(stored.get("rewards", {}), self.run_config.reward_funcs)
         warn_of_other_versions(stored["versions"])
         if stored["before"] is not None:
             self.before = Evaluation(**stored["before"])
@@ -270,6 +278,7 @@ class Run:
         """
         self.doing = "Training"
         training, sampled, recorder = self._start_trainer()
+        self._saved_at = time.monotonic()
         is_claimed = self.resumes
         try:
             with closing(training), DeferInterrupts() as interrupts, ExitStack() as files:
@@ -286,8 +295,7 @@ class Run:
                     log(metrics)
                     if self.state is not None:
                         self._random_states = read_random_states(self.state.generator)
-                        if self._is_save_due():
-                            self._save()
+                        if self._save_if_due():
                             yield Saved(self._saved_step)
                     yield Stepped(metrics)
                     interrupts.raise_if_asked()
@@ -304,6 +312,7 @@ class Run:
                     note_what_is_kept(error, self.folder, 0)
                 self.folder.release()
                 raise
+            self._is_state_whole = not interrupts.is_updating
             return error
         except BaseException:
             self.folder.release()
@@ -350,9 +359,15 @@ class Run:
         self.folder.write_text("first_look.txt", self._preview)
         self.folder.reserve(self._model_size())
 
-    def _is_save_due(self) -> bool:
+    def _save_if_due(self) -> bool:
+        """Write a checkpoint if it is time for one; returns whether it was written."""
         every, step = self.run_config.checkpoint_every, len(self.history)
-        return bool(every) and (step % every == 0 or step == self.config.max_steps)
+        if every and (step % every == 0 or step == self.config.max_steps):
+            self._save()
+        elif every is None and time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS:
+            self._save_last_state()  # nobody has asked for it, so a full disk does not end the run
+            self._saved_at = time.monotonic()
+        return self._saved_step == step
 
     def _save(self) -> None:
         """Write the state after the last complete step."""
@@ -361,6 +376,7 @@ class Run:
             "fingerprint": self._fingerprint,
             "config": self.config.to_dict(),
             "data": self._data_fingerprints,
+            "rewards": reward_fingerprints(self.run_config.reward_funcs),
             "before": asdict(self.before),
             "greedy_before": self.greedy_before and asdict(self.greedy_before),
             "history": self.history,
@@ -370,7 +386,7 @@ class Run:
         self._saved_step = len(self.history)
 
     def _save_last_state(self) -> None:
-        """Write the state of a run that was interrupted, unless it is there; warns if that is not possible."""
+        """Write the state after the last step, unless it is there; warns if that is not possible."""
         if self.state is None or self._saved_step == len(self.history):
             return
         try:
@@ -383,7 +399,8 @@ class Run:
 
     def _finish(self, stopped: BaseException | None) -> Iterator[Event]:
         """Save the policy, evaluate it unless the training was stopped, and write the result."""
-        if isinstance(stopped, INTERRUPTS) or (stopped is None and has_adapters(self.policy)):
+        is_failed_early = isinstance(stopped, RuntimeError | ValueError) and self._is_state_whole  # as by a reward
+        if is_failed_early or isinstance(stopped, INTERRUPTS) or (stopped is None and has_adapters(self.policy)):
             self._save_last_state()  # before the adapters are merged: the evaluation may be interrupted
         self.folder.release()
         if isinstance(stopped, OSError):  # the last lines of the log may not have found room
@@ -480,10 +497,10 @@ def start_run(
 ) -> RunResult:
     """Start a new run, and save it in a folder.
 
-    Ctrl-C and SIGTERM end the training, but not this call: the model of the last complete step is saved with all
-    metrics and a state for `resume_training`, and the result says `interrupted`. An error during training is raised
-    after the model and the metrics have been saved; if a gradient was not finite or too long, the batch that caused it
-    is saved too (`state.load_failed_batch`).
+    Ctrl-C, SIGTERM and a closed terminal end the training, but not this call: the model of the last complete step is
+    saved with all metrics and a state for `resume_training`, and the result says `interrupted`. An error during
+    training is raised after the model and the metrics have been saved; if a gradient was not finite or too long, the
+    batch that caused it is saved too (`state.load_failed_batch`).
 
     Args:
         run_config: the options of the run.
@@ -527,7 +544,7 @@ def run_evaluation(model: str | Path = "tiny", *, n: int = 300, **options: Any) 
 
 
 def follow(run: Run, *, progress: bool = True, say: Callable[[str], None] = lambda text: None) -> RunResult:
-    """Let a run go to its end, with progress bars; Ctrl-C and SIGTERM interrupt it."""
+    """Let a run go to its end, with progress bars; Ctrl-C, SIGTERM and a closed terminal interrupt it."""
     try:
         with sigterm_interrupts(), ProgressBars(progress) as bars, closing(run.events()) as events:
             for event in events:
@@ -564,11 +581,13 @@ class ProgressBars(AbstractContextManager):
             self._name = name
         if numbers:
             self._bar.set_postfix(numbers, refresh=False)
-        self._bar.update(done - self._bar.n)
+        with suppress(OSError):  # the terminal may have been closed
+            self._bar.update(done - self._bar.n)
 
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()
 
 
 # ---- the model of a run ----

@@ -269,6 +269,27 @@ def check_same_data(stored: Mapping[str, str] | None, found: Mapping[str, str], 
         )
 
 
+def reward_fingerprints(rewards: Sequence[object]) -> dict[str, str]:
+    """Return FILE.py → a hash of the file, for the rewards that come from files."""
+    files = {str(entry).rpartition(":")[0] for entry in rewards if isinstance(entry, str)}
+    return {
+        file: hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        for file in sorted(files)
+        if file.endswith(".py") and Path(file).is_file()
+    }
+
+
+def check_same_rewards(stored: Mapping[str, str], rewards: Sequence[object]) -> None:
+    """Raise ValueError if a file with rewards was edited since a state was written, with `reward_fingerprints`."""
+    found = reward_fingerprints(rewards)
+    changed = [file for file, digest in stored.items() if found.get(file) != digest]
+    if changed:
+        raise ValueError(
+            f"`resume`: the reward file {changed[0]} was edited since the run began; restore it, or start a new run "
+            "with the model of this one."
+        )
+
+
 def check_same_settings(stored: Mapping[str, Any], config: GRPOConfig, path: Path) -> None:
     """Raise ValueError if a state was written with other settings."""
     asked = json.loads(json.dumps(config.to_dict()))

@@ -33,12 +33,18 @@ def load_reward(spec: str) -> RewardFunction:
     return function
 
 
-def check_columns(reward_func: RewardFunction, columns: Sequence[str]) -> None:
-    """Raise ValueError if a reward function requires a column that the problems do not have."""
-    known = ("prompts", "completions", "completion_ids", *columns)
+def check_columns(reward_func: RewardFunction, columns: Sequence[str], backend: str = "grpo_edu") -> None:
+    """Raise ValueError if a reward function requires a column that the problems or the trainer do not have."""
+    of_trl = ("trainer_state", "log_extra", "log_metric")
+    known = ("prompts", "completions", "completion_ids", *columns, *(of_trl if backend == "trl" else ()))
     for parameter in inspect.signature(reward_func).parameters.values():
         optional = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         if not optional and parameter.default is inspect.Parameter.empty and parameter.name not in known:
+            if parameter.name in of_trl:
+                raise ValueError(
+                    f"`reward_funcs`: {reward_name(reward_func)} requires {parameter.name!r}, which only TRL's trainer "
+                    "supplies; train with `backend` trl, or give the parameter a default."
+                )
             raise ValueError(
                 f"`reward_funcs`: {reward_name(reward_func)} requires the column {parameter.name!r}, which the "
                 f"problems lack; they have {', '.join(columns)}."
@@ -53,6 +59,8 @@ def _load_module(place: str, spec: str) -> ModuleType:
             return importlib.import_module(place)
         if not path.is_file():
             raise FileNotFoundError(f"`reward_funcs`: file {place} does not exist. Check the path in {spec}.")
+        if (folder := str(path.resolve().parent)) not in sys.path:
+            sys.path.append(folder)  # for modules next to the file; last, so that none replaces an installed package
         found = importlib.util.spec_from_file_location(f"grpo_edu_reward_{path.stem}", path.resolve())
         assert found is not None and found.loader is not None
         module = importlib.util.module_from_spec(found)

@@ -2,6 +2,7 @@
 
 job.sbatch            what Slurm runs: it finds the main node, starts one launcher per node, and evaluates the result
 job.yaml              the settings of the run under TRL's own names, for `trl grpo --config`
+job_rewards.py        your own rewards as TRL calls them: with texts, as in `grpo-edu train`
 data/train.jsonl      the problems with their prompts, as chat messages
 task/                 your own problems and rewards, if the run has any
 tokenizer/            the tokenizer with the prompt of the run, where the run changes the model's own
@@ -145,6 +146,8 @@ def write_job(job: ClusterJob, folder: str | Path, *, overwrite: bool = False) -
         "job.yaml": trl_config(job, folder, request),
         "data/train.jsonl": prompt_rows(problems, request, style),
     }
+    if reward_module(request, folder):
+        texts["job_rewards.py"] = reward_module(request, folder)
     if job.gpus_per_node:
         texts["accelerate_gpu.yaml"] = accelerate_config(job, folder, gpu=True)
     texts["accelerate_cpu.yaml"] = accelerate_config(job, folder, gpu=False)
@@ -240,7 +243,7 @@ def trl_config(job: ClusterJob, folder: Path, request: RunConfig) -> str:
         "model_name_or_path": str(model_path(request.model)),
         "dtype": request.dtype,
         "dataset_name": str(folder / "data"),
-        "reward_funcs": [reward_path(reward, folder) for reward in request.reward_funcs],
+        "reward_funcs": [reward_path(reward) for reward in request.reward_funcs],
         "output_dir": str(folder / "run"),
         **job.trl_settings(),
         "beta": config.beta,
@@ -264,15 +267,24 @@ def trl_config(job: ClusterJob, folder: Path, request: RunConfig) -> str:
     return "# Read by `trl grpo --config job.yaml`.\n" + yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
 
 
-def reward_path(reward: str | RewardFunction, folder: Path) -> str:
+def reward_path(reward: str | RewardFunction) -> str:
     """Return the dotted path by which `trl grpo`, started in the job's folder, imports a reward function."""
-    place, sign, name = reward.rpartition(":") if isinstance(reward, str) else ("", "", "")
-    if not sign:
-        (function,) = resolve_rewards([reward])
-        return f"{function.__module__}.{function.__qualname__}"
-    if not place.endswith(".py"):
-        return f"{place}.{name}"
-    return ".".join((*Path(place).relative_to(folder).with_suffix("").parts, name))
+    if isinstance(reward, str) and ":" in reward:
+        return f"job_rewards.{reward.rpartition(':')[2]}"
+    (function,) = resolve_rewards([reward])
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def reward_module(request: RunConfig, folder: Path) -> str:
+    """Return the module that imports the user's rewards and adapts them to TRL; "" if the run has none."""
+    lines = []
+    for reward in request.reward_funcs:
+        place, sign, name = reward.rpartition(":") if isinstance(reward, str) else ("", "", "")
+        if place.endswith(".py"):
+            place = ".".join(Path(place).relative_to(folder).with_suffix("").parts)
+        if sign:
+            lines.append(f"from {place} import {name}\n\n{name} = for_trl({name})\n")
+    return "\n".join(["from grpo_edu.rewards import for_trl", *lines]) if lines else ""
 
 
 def sbatch_script(job: ClusterJob, folder: Path, request: RunConfig | None = None) -> str:

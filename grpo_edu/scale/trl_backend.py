@@ -33,7 +33,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.losses import LOSSES
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import chat_messages, completion_text, prompt_style, render_messages
-from grpo_edu.rewards import RewardFunction
+from grpo_edu.rewards import RewardFunction, for_trl
 from grpo_edu.rollout import Sampler
 from grpo_edu.trainer import check_inputs
 
@@ -71,8 +71,8 @@ def train_with_trl(
     stops asking, by Ctrl-C or `close()`, therefore leaves the model as it was after the last complete step.
 
     Args:
-        model, tokenizer, problems, reward_funcs, config: as for `trainer.train`. A reward function gets chat messages
-            where this package's trainer gives it strings, as always in TRL.
+        model, tokenizer, problems, reward_funcs, config: as for `trainer.train`. A reward function gets texts here too
+            (`rewards.for_trl`), or chat messages if it declares that it `takes_messages`.
         rollout, arguments: what samples the completions, and TRL's own configuration, see `build_trainer`.
         on_sampled: gets `sampled_columns` of each step, before its metrics.
 
@@ -138,7 +138,7 @@ def build_trainer(
         sampler = group_rollout(config, torch.Generator().manual_seed(config.seed))
     trainer = trl.GRPOTrainer(
         model=model,
-        reward_funcs=list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs],
+        reward_funcs=[for_trl(one) for one in ([reward_funcs] if callable(reward_funcs) else reward_funcs)],
         args=arguments,
         train_dataset=Dataset.from_list(
             [
