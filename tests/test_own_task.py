@@ -597,6 +597,15 @@ def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, re
     assert all(words in text for words in CHECKED[reward]), text
 
 
+@pytest.mark.filterwarnings("ignore:.*None for all")
+def test_a_reward_that_applies_to_no_problem_is_refused_before_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sums.jsonl", SUMS)
+    write(tmp_path / "r.py", "def silent(completions, **kwargs):\n    return [None] * len(completions)\n")
+    assert main(["reward-check", "r.py:silent", "--data", "sums.jsonl"]) == 2
+    assert "returned None for every answer" in capsys.readouterr().err
+
+
 def test_the_completion_on_which_a_reward_raises_is_named():
     def mine(completions, **kwargs):
         return [1 / len(completion) for completion in completions]
