@@ -335,11 +335,6 @@ class GRPOConfig:
         """B = N·G, completions per step."""
         return self.prompts_per_step * self.num_generations
 
-    @property
-    def saves_memory(self) -> bool:
-        """True if a setting trades time for memory; then no packed copy of the weights is made for sampling."""
-        return bool(self.memory_budget_gib or self.gradient_checkpointing)
-
     def to_dict(self) -> dict[str, Any]:
         """Plain values for a JSON file."""
         return asdict(self)

@@ -311,7 +311,7 @@ class Sampler:
             top_k=config.top_k,
             environments=environments,
             max_turns=self.max_turns,
-            pack_weights=not config.saves_memory,
+            pack_weights=config.memory_budget_gib is None,
             generator=generator,
         )
 

@@ -245,7 +245,7 @@ class Run:
                 temperature=temperature,
                 max_completion_length=self.config.max_completion_length,
                 seed=self.config.seed,
-                pack_weights=not self.config.saves_memory,
+                pack_weights=self.config.memory_budget_gib is None,
             )
         )
 
