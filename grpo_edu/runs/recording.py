@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Context manager that treats SIGTERM, which schedulers and containers send, like Ctrl-C."""
+    """A context that treats SIGTERM, which schedulers and containers send, like Ctrl-C."""
     # Only the main thread may set a handler, and a process may have to ignore the signal.
     in_main = threading.current_thread() is threading.main_thread()
     usual = signal.getsignal(signal.SIGTERM)
