@@ -119,7 +119,7 @@ PYTHON = venv_python(VENV)
 
 
 def environment(**extra):
-    """The environment variables for programs in .venv: its programs come first; no other Python's modules.
+    """Return the environment variables for programs in .venv: its programs come first; no other Python's modules.
 
     Python keeps what it compiled, also where a container says not to: otherwise every process compiles torch and
     transformers again, which takes longer than to load them.

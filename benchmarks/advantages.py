@@ -27,7 +27,7 @@ FIRST = 5  # steps, in which the policy is still about the one that all start fr
 
 
 def settings(name: str, seed: int) -> GRPOConfig:
-    """Return the run that a way and a seed mean: 128 completions per step in each."""
+    """Return the settings of a run: those that a way's name means, with this seed and 128 completions per step."""
     return GRPOConfig(max_steps=20, loss_type="grpo", seed=seed, **WAYS[name])
 
 

@@ -81,9 +81,7 @@ def read_choices(text: str) -> list[str]:
 
 
 def summary(readers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return how often each reader prefers the trained answer, with an exact sign test, and on how many pairs they
-    agree.
-    """
+    """Return how often each reader prefers the trained answer, with a sign test, and on how many pairs they agree."""
     shown, found = list(pairs()), {}
     for row in readers:
         new = [choice == pair.trained for choice, pair in zip(row["choices"], shown, strict=True)]

@@ -120,7 +120,7 @@ def compare_case(runs: list[dict], broken: str, mended: str) -> dict:
 
 
 def verdict(gains: list[float], p_values: list[float]) -> str:
-    """Return what the seeds say together.
+    """Return the verdict of all seeds together.
 
     "hurts on every seed": each is behind with p < 0.05. "hurts": at least half of the seeds are, none is ahead so.
     "no harm seen": no seed is behind so. Else "mixed".
@@ -176,7 +176,7 @@ def study(names: list[str], seeds: list[int], workers: int) -> Iterator[dict]:
 
 
 def write(runs: list[dict], output: Path) -> dict[str, dict]:
-    """Store the runs, one per line, and what they say."""
+    """Store the runs, one per line, with their comparisons, and return the comparisons."""
     order = {arm: place for place, arm in enumerate(arms())}
     runs.sort(key=lambda run: (order[run["arm"]], run["seed"]))
     judged = comparisons(runs)

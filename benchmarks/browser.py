@@ -144,7 +144,7 @@ def _notebook(browser: Any, lab: Any, pictures: Path | None) -> dict[str, Any]:
 
 
 def _run_all(browser: Any, lab: Any, pictures: Path | None) -> dict[str, Any]:
-    """Return seconds from opening the notebook until each sign of learning, and whether it is on the screen."""
+    """Return the seconds from opening the notebook until each sign of learning, and whether it is on the screen."""
     page = browser.new_context(viewport={"width": 1366, "height": 768}).new_page()
     page.set_default_timeout(TIMEOUT)
     began = time.perf_counter()

@@ -325,9 +325,7 @@ STORED = {
 
 
 def stored_differences() -> dict[str, Any]:
-    """Return the same comparison for arms that earlier studies ran at one rate for all, on the 300 held-out word
-    problems.
-    """
+    """Return the same for arms that earlier studies ran at one rate for all, on the 300 held-out word problems."""
     found = {}
     for name, (study_name, first, second) in STORED.items():
         runs = json.loads((RESULTS / f"{study_name}.json").read_text(encoding="utf-8"))["runs"]

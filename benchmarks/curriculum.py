@@ -100,8 +100,7 @@ def first_anchors(model, tokenizer, curriculum, training) -> list:
 
 
 def moved(model, tokenizer, weights: dict, problems: list) -> dict[str, float]:
-    """Return how far the model went from `weights`: in the weights, and in its predictions on the first task's
-    solutions.
+    """Return how far the model went from `weights`: in weights, and in predictions on the first task's solutions.
 
     distance: the square root of Σ (θ − θ*)². kl: nats per token, of the predictions then from those now.
     """
@@ -232,7 +231,7 @@ def verdicts(record: dict) -> dict[str, bool]:
 
 
 def line(run: dict) -> str:
-    """Return a run in one line of the log."""
+    """Return a run as one line of the log."""
     last = " ".join(f"{k}/{n}" for k, n in zip(run["solved"][-1], run["num_problems"], strict=True))
     forgot = run["measures"]["forgetting"]["value"]
     kl = run["moved"]["kl"]

@@ -183,7 +183,7 @@ def measure_cycles(cycles: int = CYCLES) -> dict[str, Any]:
 
 
 def _bytes_in_use() -> int:
-    """Return what glibc's malloc has given to the program and not got back."""
+    """Return how many bytes glibc's malloc has given to the program and not got back."""
     kinds = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
     counts = type("mallinfo2", (ctypes.Structure,), {"_fields_": [(kind, ctypes.c_size_t) for kind in kinds]})
     library = ctypes.CDLL(None)
@@ -242,9 +242,7 @@ def record_smollm2() -> None:
 
 
 def record_exploits() -> None:
-    """Record what each reward pays for the ways to cheat and for honest work, which the reward lab of the web book
-    shows.
-    """
+    """Record, for the reward lab of the web book, what each reward pays for cheating and for honest work."""
     _store("exploits.json", paid_to_exploits(), EXPLOITED)
 
 
@@ -287,9 +285,7 @@ def record_tokens() -> None:
 
 
 def record_smollm2_run() -> None:
-    """Train SmolLM2 as notebook 14 does; store what each step sampled and what held-out questions get, and one step's
-    tokens.
-    """
+    """Train SmolLM2 as notebook 14 does; store the samples of each step, held-out answers, and one step's tokens."""
     model, tokenizer = load_policy(SMOLLM2)
     to_train = [one for one in load_problems("instructions", "train") if one.level in KINDS]
     asked = [one for one in load_problems("instructions", "heldout") if one.level in KINDS][:ASKED]
@@ -340,9 +336,7 @@ def record_smollm2_run() -> None:
 
 
 def _of_batch(batch: Batch, problems: dict[str, Problem]) -> dict[str, Any]:
-    """Return the first group of a step whose rewards differ, or else the first; and the share of its answers on the
-    topic.
-    """
+    """Return a step's first group with different rewards, or its first, and the share of all answers on the topic."""
     rollout, size = batch.rollout, NOTEBOOK_14.num_generations
     groups = batch.rewards.view(-1, size)
     chosen = int((groups.std(dim=1) > 0).int().argmax())
@@ -381,7 +375,7 @@ RECORDERS = {
 
 
 def verdicts(record: dict[str, Any]) -> dict[str, bool]:
-    """Return the promises, judged by the measurements."""
+    """Return whether each promise is kept, judged by what was measured."""
     found = {}
     if "updates" in record:
         slowest = min(rate["median"] for rate in record["updates"].values())

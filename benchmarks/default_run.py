@@ -27,7 +27,7 @@ SOLVED = ("solved_before", "solved_after")  # sampled: a 1 or 0 for each problem
 
 
 def run_seed(seed: int, folder: Path) -> dict:
-    """Return one training run; returns what ``--json`` printed, with the greedy accuracies."""
+    """Train with a seed in a fresh process; return what ``--json`` printed, with the greedy accuracies."""
     command = [sys.executable, "-m", "grpo_edu", "train", "--seed", str(seed), "--greedy"]
     command += ["--output", str(folder), "--json"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -40,9 +40,7 @@ def kept(run: dict) -> dict:
 
 
 def same_results(run: dict, stored: dict) -> bool:
-    """Return True if two runs solved as many problems, in total and per level, sampled and greedily, before and
-    after.
-    """
+    """Return True if two runs have the same accuracies, in total and per level, sampled and greedy, and p-value."""
     return all(run[name] == stored[name] for name in (*ACCURACIES, "p_value", "steps", "seed"))
 
 

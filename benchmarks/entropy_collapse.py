@@ -53,8 +53,7 @@ ARMS = (*GRIDS, *PARTS_OF_LOWER_RATE)
 
 
 def config_of(arm: str, strength: Any, rate: Any, seed: int) -> GRPOConfig:
-    """Return the settings of an arm. rate: that of the plain arm, unless the arm is "plain" and its strength is the
-    rate.
+    """Return the settings of an arm. rate: the plain arm's; if the arm is "plain", the strength is the rate.
 
     >>> config = config_of("lower rate", (4, 2), 2e-4, seed=0)
     >>> config.learning_rate, config.max_steps
@@ -153,9 +152,7 @@ def score(row: dict[str, Any]) -> float:
 
 
 def chosen(ledger: Ledger, arm: str) -> Any:
-    """Return the strength with the highest score on the selection seed; of equals the first; None if a run is
-    missing.
-    """
+    """Return the strength with the best score on the selection seed, of equals the first; None if a run is missing."""
     if arm in PARTS_OF_LOWER_RATE:
         return PARTS_OF_LOWER_RATE[arm]
     rows = [ledger.find(phase="select", arm=arm, strength=stored(strength)) for strength in GRIDS[arm]]
@@ -212,9 +209,7 @@ def compare(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]) -> dic
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """Return the selection, every arm with its change from the untrained model and from plain, and what Holm's rule
-    leaves.
-    """
+    """Return the selection, each arm's change from the untrained model and from plain, and what Holm's rule leaves."""
     before = {row["seed"]: row for row in ledger.select(phase="before")}
     runs = {arm: {row["seed"]: row for row in ledger.select(phase="report", arm=arm)} for arm in ARMS}
     seeds = sorted(set(before).intersection(*(set(rows) for rows in runs.values())))
@@ -261,7 +256,7 @@ def holm(comparisons: dict[str, Any]) -> list[str]:
 
 
 def picture(found: dict[str, Any]) -> Any:
-    """Return the difference of each arm from plain in pass@1 and pass@32, with intervals over seeds and problems."""
+    """Draw the difference of each arm from plain in pass@1 and pass@32, with intervals over seeds and problems."""
     from grpo_edu.evaluation import Estimate
     from grpo_edu.figures.continual import estimates_figure
 

@@ -39,9 +39,7 @@ READERS = {reader.__name__: reader for reader in (last_digits, last_number)}
 
 
 def count_misread(solutions: list[str]) -> dict[str, int]:
-    """Return how many solutions each reader misreads; `extract_answer` gets them whole, with their line ``####
-    answer``.
-    """
+    """Return how many solutions each reader misreads; `extract_answer` gets them with the line ``#### answer``."""
     misread = dict.fromkeys([*READERS, "extract_answer"], 0)
     for solution in solutions:
         body, _, gold = solution.rpartition("####")

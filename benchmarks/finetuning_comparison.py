@@ -41,7 +41,7 @@ METHODS: dict[str, tuple[type, int, tuple[float, ...]]] = {
 
 
 def trained(name: str, learning_rate: float, seed: int, problems: list[Problem]):
-    """Return a fresh policy after the training that a name means, and its tokenizer."""
+    """Return a fresh policy, trained by the named method, and its tokenizer."""
     kind, rank, _ = METHODS[name]
     config = kind(max_steps=STEPS, learning_rate=learning_rate, seed=seed)
     model, tokenizer = load_policy("tiny")

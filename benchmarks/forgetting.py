@@ -147,7 +147,7 @@ def run_order(
 
 
 def joint(seed: int, tuned: dict[str, tuple], part: str) -> dict[str, Any]:
-    """Return all tasks at once, for as many steps as both stages have; no upper bound, since no stage favors a task."""
+    """Train on all tasks at once, for as long as both stages; no upper bound, since no stage favors a task."""
     started = time.perf_counter()
     model, tokenizer = load_policy(MODEL)
     steps, rate = sum(steps for _, steps in tuned.values()), max(rate for rate, _ in tuned.values())
@@ -217,9 +217,7 @@ def strengths(ledger: Ledger) -> dict[str, float]:
 
 
 def slow_setting(ledger: Ledger) -> tuple[float, int] | None:
-    """Return the rate and steps of `SLOWLY` with the best average on the validation problems; None while one is
-    missing.
-    """
+    """Return the rate and steps of `SLOWLY` with the best average on validation problems; None if one is missing."""
     rows = ledger.select(phase="select slowly", method="none")
     if len(rows) < len(SLOWLY):
         return None
@@ -249,7 +247,7 @@ def select_slowly(ledger: Ledger) -> None:
 
 
 def run_slowly(ledger: Ledger, method: str, strength: float, rate: float, steps: int) -> None:
-    """Run one run of the selection, unless it is stored or the time is over."""
+    """Train one run of the selection, unless it is stored or the time is over."""
     key = {"phase": "select slowly", "method": method, "strength": strength, "rate": rate, "steps": steps}
     if not ledger.wants(**key):
         return

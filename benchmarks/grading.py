@@ -85,13 +85,13 @@ def fabricate(folder: Path, students: int) -> dict[str, int]:
 
 
 def start(submissions: Path, output: Path, workers: int, *more: str) -> subprocess.Popen:
-    """Return the grader, in a process of its own."""
+    """Start the grader in a process of its own."""
     command = [sys.executable, "-m", "grpo_edu", "grade", str(submissions), "--output", str(output), "--seed", "21"]
     return subprocess.Popen([*command, "--workers", str(workers), *more], stdout=subprocess.DEVNULL)
 
 
 def finish(grader: subprocess.Popen) -> None:
-    """Wait for it; raises RuntimeError if it fails."""
+    """Wait for the grader; raise RuntimeError if it fails."""
     if grader.wait():
         raise RuntimeError("the grader failed; its own message is above")
 

@@ -42,9 +42,7 @@ BARE_TEMPLATE = "{{ messages[-1]['content'] }}"
 
 
 def random_policy(width: int):
-    """Return a random model of six layers that cannot stop (width 128 is the tiny one's shape), and a tokenizer for
-    digits.
-    """
+    """Return a random model of six layers that cannot stop (width 128: as `tiny`), and a tokenizer for digits."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     _, tokenizer = load_policy("tiny")
@@ -81,7 +79,7 @@ def digit_problems(length: int) -> list[Problem]:
 
 
 def start(side: Callable, sizes: Mapping[str, int]) -> Iterator[dict]:
-    """Yield a training of these sizes."""
+    """Return the steps of a training run of these sizes."""
     config = GRPOConfig(
         prompts_per_step=PROMPTS,
         num_generations=sizes["G"],
@@ -93,7 +91,7 @@ def start(side: Callable, sizes: Mapping[str, int]) -> Iterator[dict]:
 
 
 def measure(name: str, value: int, rounds: int) -> dict[str, Any]:
-    """Return one point of a sweep: seconds of a step of each side."""
+    """Measure one point of a sweep: the seconds of a step on each side."""
     sizes = {**BASE, name: value}
     sides = {side: partial(start, function, sizes) for side, function in SIDES.items()}
     steps = steps_in_turn(sides, rounds)
@@ -133,7 +131,7 @@ def growth_figure(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
 
 
 def table(sweeps: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return a row per point, the exponents in the last row of each sweep."""
+    """Return a Markdown table: a row per point, and the exponents in the last row of each sweep."""
     rows = []
     for name, points in sweeps.items():
         for point in points:

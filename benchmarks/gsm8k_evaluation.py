@@ -23,7 +23,7 @@ LARGE_OPTIONS = ("--n", "8", "--max-completion-length", "64", "--dtype", "bfloat
 
 
 def evaluate(folder: str, *more: str) -> dict[str, Any]:
-    """One evaluation in a fresh process; returns what ``--json`` says, without the places on this machine."""
+    """Evaluate in a fresh process; return what ``--json`` says, without the paths of this computer."""
     command = [sys.executable, "-m", "grpo_edu", *TYPED, folder, *more, "--json"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     report = json.loads(done.stdout.splitlines()[-1]) | {"data_path": "FOLDER"}

@@ -120,8 +120,7 @@ def left_by_holm(p_values: Mapping[Any, float]) -> list[Any]:
 
 
 def shuffled(reward: Callable[..., list[float]], seed: int) -> Callable[..., list[float]]:
-    """Return the rewards of `reward` in a random order over all completions of a step, so that they carry no
-    information.
+    """Return `reward` with its rewards in a random order over a step's completions, so that they carry no information.
 
     >>> rewards = shuffled(lambda completions, **columns: [1.0, 2.0, 3.0], seed=0)([""] * 3)
     >>> sorted(rewards)
@@ -137,7 +136,7 @@ def shuffled(reward: Callable[..., list[float]], seed: int) -> Callable[..., lis
 
 
 def in_turn(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Return seconds of each call, `rounds` times, one side after the other, so that a slow minute slows all alike.
+    """Time each call `rounds` times, one side after the other, so that a slow minute slows all sides alike.
 
     One more round goes before, uncounted: first calls import and allocate.
     """
@@ -163,7 +162,7 @@ class Side:
         theirs.close()
 
     def step(self) -> dict:
-        """Return the metrics of the next step, with the "seconds" that it took."""
+        """Run the next step; return its metrics, with the "seconds" that it took."""
         try:
             self.pipe.send("step")
             return self.pipe.recv()

@@ -54,7 +54,7 @@ def resume_run(folder: Path) -> None:
 
 
 def in_process(work: Callable[[], None], kill_after: float | None = None) -> bool:
-    """Do `work` in a process of its own; True where it came to its end before SIGKILL after so many seconds.
+    """Do `work` in a process of its own; return True if it came to its end before SIGKILL after so many seconds.
 
     Raises RuntimeError if it failed by itself.
     """
@@ -115,7 +115,7 @@ def killed_once(
 
 
 def study(kills: int, seed: int, model: str, options: Mapping[str, Any], parent: Path) -> dict[str, Any]:
-    """Return the undisturbed run and the killed ones, in folders under `parent`."""
+    """Train an undisturbed run and the killed ones, in folders under `parent`, and return how they compare."""
     begin = partial(start_run, model=model, options=options)
     in_process(partial(begin, parent / "warm-up"))  # so that the undisturbed run does not pay for imports
     started = time.perf_counter()

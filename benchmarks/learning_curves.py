@@ -33,7 +33,7 @@ WINDOW = 8  # steps
 
 
 def run(side: str, config: GRPOConfig, num_heldout: int) -> dict[str, Any]:
-    """Return one training: the reward of each step, and the held-out problems solved before and after."""
+    """Train once; return the reward of each step, and the number of held-out problems solved before and after."""
     model, tokenizer = load_policy("tiny")
     heldout = load_split(LEVELS, n=num_heldout)
     setting = {"max_completion_length": config.max_completion_length, "seed": config.seed}

@@ -130,9 +130,7 @@ def make_steps(case: dict, folder: Path, steps: int) -> tuple[list, float]:
 
 
 def small_prompts(model: str, tokenizer, config) -> tuple[list, list[str]]:
-    """Return the first training problems of the three levels in turn, for SmolLM2 of the instructions, and their
-    prompts.
-    """
+    """Return the first training problems of the levels in turn (SmolLM2: instructions), and their prompts."""
     from grpo_edu.problems.files import load_problems
     from grpo_edu.problems.templates import LEVELS, prompt_options
     from grpo_edu.prompts import render_prompt

@@ -70,9 +70,7 @@ def faults(node: ast.AST) -> Iterator[Callable[[], None]]:
 
 
 def places(tree: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple[ast.stmt, Callable[[], None]]]:
-    """Yield every fault of a module with its statement; annotations, imports and the texts of errors stay as they
-    are.
-    """
+    """Yield every fault of a module with its statement; annotations, imports and error messages stay as they are."""
     for name, value in ast.iter_fields(tree):
         for node in value if isinstance(value, list) else [value]:
             if not isinstance(node, ast.AST) or name in ("annotation", "returns", "decorator_list"):

@@ -54,7 +54,7 @@ class PeakOfChildren:
 
 
 def measure(notebook: Path) -> dict[str, float]:
-    """Return seconds and bytes of one notebook."""
+    """Run one notebook; return its seconds and bytes."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -67,7 +67,7 @@ def measure(notebook: Path) -> dict[str, float]:
 
 
 def verdicts(notebooks: dict[str, dict[str, float]]) -> dict[str, bool]:
-    """Return the promises, judged."""
+    """Return whether each promise is kept."""
     slow = [name for name, found in notebooks.items() if found["seconds"] > LONGEST.get(name[:2], 120)]
     total = sum(found["seconds"] for found in notebooks.values())
     return {

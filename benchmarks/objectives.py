@@ -27,7 +27,7 @@ WITH_KL = "GRPO with a KL term"
 
 
 def settings(name: str, seed: int) -> GRPOConfig:
-    """Return the run that a name and a seed mean; the one with a KL term is that of the notebook."""
+    """Return the settings that a name and a seed mean; those with a KL term are the notebook's."""
     if name == WITH_KL:
         return GRPOConfig(max_steps=12, loss_type="grpo", beta=0.1, seed=seed)
     return GRPOConfig(max_steps=15, num_iterations=2, seed=seed, **LOSSES[name])

@@ -58,7 +58,7 @@ def problems_of(split: str) -> list[Problem]:
 
 
 def rounded(value: float | None) -> float | None:
-    """Four digits; None if a step had no such value, because all of its groups tied."""
+    """Return a value in four digits; None if a step had no such value, because all of its groups tied."""
     return None if value is None else round(value, 4)
 
 
@@ -77,9 +77,7 @@ def run(arm: str, rate: float, seed: int, split: str) -> dict[str, Any]:
 
 
 def best_rate(ledger: Ledger, arm: str) -> float | None:
-    """Return the rate with the highest accuracy on the selection problems; of equals, the lowest; None if one is
-    missing.
-    """
+    """Return the rate with the best accuracy on selection problems, of equals the lowest; None if one is missing."""
     rows = {rate: ledger.find(phase="select", arm=arm, rate=rate) for rate in RATES}
     if None in rows.values():
         return None
@@ -111,8 +109,7 @@ def compare(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) ->
 
 
 def at_rates(ledger: Ledger, rates: dict[str, float]) -> dict[str, Any]:
-    """Return each arm at its rate: accuracy, difference from the others, mismatch; on the seeds that the first arms all
-    have.
+    """Return each arm at its rate: accuracy, differences, mismatch; on the seeds that the first arms all have.
 
     An arm that lacks one of these seeds is left out, and so is everything while there are fewer than two seeds.
     """

@@ -34,7 +34,7 @@ _LARGE_OPTIONS = ("--steps", "1", "--num-problems", "3", "--n", "3")
 
 
 def run_profile(name: str, folder: Path) -> dict[str, Any]:
-    """Return one run by its command line; returns the row of the record."""
+    """Run a profile by its command line; return the row of the record."""
     profile, model, more = (
         (LARGE.partition(",")[0], str(folder / "large"), _LARGE_OPTIONS) if name == LARGE else (name, "tiny", ())
     )

@@ -38,7 +38,7 @@ def outcomes(policy: tuple) -> list[bool]:
 
 
 def line(bits: int, scale: str, before: list[bool]) -> dict[str, Any]:
-    """Return one rounded model against float32 on the same problems."""
+    """Compare one rounded model with float32 on the same problems."""
     after = outcomes(rounded(bits, scale))
     change = paired_bootstrap(before, after)
     found = {"bits": bits, "scale": scale, "k": sum(after), "n": len(after), "accuracy": sum(after) / len(after)}

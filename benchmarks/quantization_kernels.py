@@ -121,7 +121,7 @@ def dynamic_int_mm(weight: Tensor) -> Apply:
 
 
 def packaged(kind: Callable[[nn.Linear], nn.Module]) -> Callable[[Stack], Apply]:
-    """Return the package's own layers."""
+    """Return a function that puts the package's own layers into a stack."""
 
     def of(weight: Tensor) -> Apply:
         layer = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
@@ -136,7 +136,7 @@ def compiled(stack: nn.Module) -> nn.Module:
 
 
 def dequantizing(weight: Tensor) -> Apply:
-    """Return what a compiler can fuse: the whole numbers made real, then the product."""
+    """Return a product that a compiler can fuse: the integers are converted to floats, then multiplied."""
     parts = quantize(weight, dim=0)
     q, scale = parts.q, parts.scale.flatten()
     return lambda x: nn.functional.linear(x, q.to(x.dtype)) * scale

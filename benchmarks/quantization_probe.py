@@ -72,7 +72,7 @@ def probe_schemes(
 
 
 def _step_seconds(model: PreTrainedModel, rows: int, layers: int) -> float:
-    """Return one decode step: the layers that are there count for all of them."""
+    """Return the seconds of one decode step; the layers that are there count for all of them."""
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     started = time.perf_counter()
     hidden = decoder(input_ids=torch.zeros(rows, 1, dtype=torch.long), use_cache=False).last_hidden_state

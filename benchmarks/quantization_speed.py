@@ -38,7 +38,7 @@ RECORDED = ("verdicts", "bytes", "decode", "probe", "rollout")
 
 
 def decode_step(model, rows: int, context: int = CONTEXT) -> Callable[[], None]:
-    """Return one token for each of `rows` rows behind `context` tokens, again and again the same."""
+    """Return a function that decodes the same token for each of `rows` rows after `context` tokens."""
     from transformers import DynamicCache
 
     cache = DynamicCache(config=model.config)
@@ -66,7 +66,7 @@ def decode_times(models: dict, rows: int, rounds: int) -> dict[str, dict]:
 
 
 def rollout_times(model, tokenizer, rounds: int) -> dict[str, dict]:
-    """Return seconds of a rollout by the policy, and by a copy that is quantized for it, as a training does."""
+    """Time rollouts by the policy, and by a copy that is quantized for each, as in a training run."""
     prompt = render_prompt(tokenizer, long_problem(tokenizer, LARGE_PROMPT).prompt)
     quantizing: list[float] = []
 
@@ -94,7 +94,7 @@ def rollout_times(model, tokenizer, rounds: int) -> dict[str, dict]:
 
 
 def verdicts(decode: dict[str, dict[str, dict]], picked: str) -> dict[str, bool]:
-    """Return the promises, judged."""
+    """Return whether each promise is kept."""
     at_8 = {name: found["ms"]["median"] for name, found in decode["8"].items()}
     return {
         "int8 at batch 1 decodes at least 4 times as fast as float32": decode["1"][ROLLOUT]["times as fast"]["median"]
@@ -105,7 +105,7 @@ def verdicts(decode: dict[str, dict[str, dict]], picked: str) -> dict[str, bool]
 
 
 def measure(part: str, rounds: int) -> dict:
-    """Return one part of the record."""
+    """Measure one part of the record."""
     model, tokenizer = large_policy()
     if part == "rollout":
         return {"rollout": rollout_times(model, tokenizer, rounds=2)}

@@ -115,7 +115,7 @@ def accuracies(model, tokenizer) -> dict[str, dict[str, str]]:
 
 
 def file_bytes(model) -> dict[str, int]:
-    """Return bytes of the numbers of a quantized model, as counted and as they lie in its file."""
+    """Return the bytes of the numbers of a quantized model, as counted and as they lie in its file."""
     content = safetensors.torch.save(stored_tensors(model))
     header = 8 + int.from_bytes(content[:8], "little")
     return {"bytes": stored_bytes(model), "bytes_in_file": len(content) - header}
@@ -145,7 +145,7 @@ def mismatch(model: nn.Module, small: nn.Module, tokenizer) -> dict[str, float]:
 
 
 def measure(name: str, scheme: str, folder: Path) -> dict:
-    """Return one model in one scheme."""
+    """Measure one model in one scheme."""
     model, tokenizer = model_of(name, folder)
     small = model if scheme == "float32" else quantize_model(model, scheme)
     started = time.perf_counter()

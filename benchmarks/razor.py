@@ -189,9 +189,7 @@ def start_of(seed: int) -> tuple[Any, Any]:
 
 
 def teacher_of(seed: int) -> Any:
-    """Return the better model of a seed: its start after more supervised steps on puzzles; made now if it is not
-    there.
-    """
+    """Return a seed's better model: its start after more supervised steps on puzzles; made now if it is missing."""
     folder = MODELS / f"teacher-{seed}"
     if not folder.exists():
         model, tokenizer = start_of(seed)
@@ -202,9 +200,7 @@ def teacher_of(seed: int) -> Any:
 
 @cache
 def own_answers(seed: int) -> tuple:
-    """Return the training puzzles with the start's own right answers as solutions; a puzzle may occur up to four
-    times.
-    """
+    """Return the training puzzles with the start's own right answers as solutions; each at most four times."""
     model, tokenizer = start_of(seed)
     asked, found = problems("new", "train"), []
     generator = torch.Generator().manual_seed(seed)
@@ -431,8 +427,7 @@ def prediction(by_seed: Sequence[Sequence[dict]]) -> dict[str, Any]:
 
 
 def interpolated(x: float, known: Sequence[tuple[float, Sequence[float]]]) -> np.ndarray | None:
-    """Return a vector at x, between the two known points next to it; None outside of all of them. Equal points are
-    averaged.
+    """Return a vector at x, between the two known points next to it (equal ones averaged); None outside of them.
 
     >>> interpolated(1.0, [(0.0, [0, 1]), (4.0, [1, 1])])
     array([0.25, 1.  ])
@@ -541,7 +536,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def picture(ledger: Ledger) -> Any:
-    """Return the change of the old accuracy against the KL divergence, and against the accuracy on the new task."""
+    """Draw the change of the old accuracy against the KL divergence, and against the accuracy on the new task."""
     from grpo_edu.figures.style import COLORS, LEGEND, MARKERS, WIDE, sheet, style_axes
 
     figure = sheet(WIDE, 4.0)

@@ -334,9 +334,7 @@ def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, step
 
 @cache
 def own_answers(reward: RewardFunction, seed: int, steps: int) -> list[Problem]:
-    """Return the answers with a reward among as many samples as a GRPO run draws, each as the solution of its
-    problem.
-    """
+    """Return the rewarded answers among as many samples as a GRPO run draws, each as its problem's solution."""
     model, tokenizer = opened(MODEL)
     config = TASKS["instructions"].config
     generator, kept = torch.Generator().manual_seed(seed), []
@@ -389,7 +387,7 @@ def judge(model, tokenizer, task: str, part: str) -> dict[str, Any]:
 
 
 def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
-    """Return what of an instruction is fulfilled, a 1 or 0 for each problem."""
+    """Return which parts of an instruction are fulfilled, a 1 or 0 for each problem."""
     pairs = zip(answers.completions, problems_of(task, part), strict=True)
     checks = [check_instruction(text, problem.answer) for text, problem in pairs]
     return {
@@ -400,9 +398,7 @@ def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
 
 
 def select(ledger: Ledger, task: str, name: str) -> None:
-    """Run every rate of an arm on the selection seeds, judged by the mean of the arm's own reward on sampled
-    answers.
-    """
+    """Run every rate of an arm on the selection seeds, judged by the arm's own mean reward on sampled answers."""
     arm = ARMS[task][name]
     if len(arm.rates) < 2:
         return
@@ -421,8 +417,7 @@ def select(ledger: Ledger, task: str, name: str) -> None:
 
 
 def best_rate(ledger: Ledger, task: str, name: str) -> float | None:
-    """Return the rate with the highest mean reward over the selection seeds, of equals the lowest; or the only one of
-    the arm.
+    """Return the rate with the best mean reward on the selection seeds, of equals the lowest; or the arm's only one.
 
     None while a run of the selection is missing.
     """
@@ -449,7 +444,7 @@ def start_key(task: str, name: str, seed: int, machine: str) -> dict[str, Any]:
 
 
 def report(ledger: Ledger, task: str, name: str, seed: int) -> None:
-    """Run one reported run, judged on the held-out problems."""
+    """Train one reported run, and judge it on the held-out problems."""
     rate = best_rate(ledger, task, name)
     key = {"phase": "report", "task": task, "arm": name, "seed": seed}
     if rate is None or not ledger.wants(**key):
@@ -504,9 +499,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def superseded(ledger: Ledger) -> dict[str, Any]:
-    """Return the run of `strict` that was superseded next to its successor, and the gain of the arm with it in its
-    place.
-    """
+    """Return the superseded run of `strict` next to its successor, and the gain of the arm with it in its place."""
     row = ledger.find(phase="superseded report", task="instructions", arm="strict")
     before = ledger.find(phase="before", task="instructions")
     runs = reports(ledger, "instructions", "strict")
@@ -591,9 +584,7 @@ def of_seeds(rows: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[dict[
 
 
 def minus(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the differences of two arms on the seeds that both have, over seeds and problems; {} for fewer than two
-    seeds.
-    """
+    """Return the differences of two arms on their common seeds, over seeds and problems; {} for fewer than two."""
     by_seed = {row["seed"]: row for row in others}
     pairs = [(by_seed[row["seed"]], row) for row in runs if row["seed"] in by_seed]
     if len(pairs) < 2:

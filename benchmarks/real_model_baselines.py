@@ -198,7 +198,7 @@ def positives_only(rewards: torch.Tensor, config: GRPOConfig) -> torch.Tensor:
 
 
 def rows_with_a_reward(batch: Batch, config: GRPOConfig) -> torch.Tensor:
-    """Return the rows of the groups in which a sample was rewarded, also where all were."""
+    """Return the rows of the groups in which a sample was rewarded, even if all of them were."""
     groups = torch.arange(len(batch.rewards)).view(-1, config.num_generations)
     return groups[(batch.advantages != 0).view(groups.shape).any(dim=1)].flatten()
 

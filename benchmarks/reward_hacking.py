@@ -38,7 +38,7 @@ CURVES = ("reward", "rewards/accuracy_reward/mean", "completions/mean_length")
 
 
 def settings(condition: str, seed: int) -> GRPOConfig:
-    """Return the run that a condition and a seed mean, the same as in the notebook."""
+    """Return the settings that a condition and a seed mean, the same as in the notebook."""
     weights = WEIGHTS[condition]
     return GRPOConfig(max_steps=12, learning_rate=2e-4, loss_type="grpo", reward_weights=weights, seed=seed)
 

@@ -52,7 +52,7 @@ class SteppingProcess:
         self.step()  # the first imports and allocates
 
     def step(self) -> float:
-        """Return seconds of the next step."""
+        """Run the next step; return its seconds."""
         assert self.process.stdin and self.process.stdout
         self.process.stdin.write("step\n")
         self.process.stdin.flush()
@@ -147,7 +147,7 @@ def measure_students(counts: Sequence[int], settings: Sequence[str]) -> dict[str
 
 
 def verdicts(steps: Mapping[str, Any], students: Mapping[str, Any]) -> dict[str, bool]:
-    """Return what the package promises, judged as far as it was measured."""
+    """Return whether each promise of the package is kept, as far as it was measured."""
     quiet, default, two = steps[OURS]["0"]["median"], steps[DEFAULT]["0"]["median"], steps[OURS]["2"]
     judged = {
         "with two busy neighbours the median step takes at most 3 times the quiet one": two["median"] <= 3 * quiet,
@@ -171,7 +171,7 @@ def table(settings: Mapping[str, Mapping[str, Any]], head: str, cell: Callable[[
 
 
 def student_cell(found: Mapping[str, Any]) -> str:
-    """Return seconds until all have finished, and the most memory that one of them took."""
+    """Return the seconds until all have finished, and the most memory that one of them took."""
     return f"{found['all_finished']:.0f} s, {max(found['peak']) / 1e9:.1f} GB each"
 
 

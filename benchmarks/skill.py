@@ -261,9 +261,7 @@ def newly_solved(before: dict[str, Any], runs: Sequence[dict[str, Any]], known: 
 
 
 def gains_of(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the gain with its interval over seeds and puzzles, greedy and sampled, and over seeds and kinds of
-    puzzle.
-    """
+    """Return the gain, greedy and sampled, with its intervals over seeds and puzzles, and over seeds and kinds."""
     found: dict[str, Any] = {
         way: over_seeds_and_problems([before[way]] * len(runs), [run[way] for run in runs])
         for way in ("greedy", "sampled")

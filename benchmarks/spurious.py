@@ -171,8 +171,7 @@ def probe(model_name: str) -> dict[str, Any]:
 
 
 def best_rate(ledger: Ledger, model: str, reward: str) -> float:
-    """Return the rate whose last five steps have the highest mean of the reward that is trained on; of equals, the
-    lowest.
+    """Return the rate whose last five steps have the highest mean of the reward trained on; of equals, the lowest.
 
     A coin flip selects nothing, so the random reward takes the rate of the accuracy reward.
     """
@@ -303,7 +302,7 @@ def before_and_after(before: Mapping[int, Any], after: Mapping[int, Any], seeds:
 
 
 def picture(found: dict[str, Any]) -> Any:
-    """Return the change of the accuracy for each reward and model, with intervals over seeds and problems."""
+    """Draw the change of the accuracy for each reward and model, with intervals over seeds and problems."""
     from grpo_edu.evaluation import Estimate
     from grpo_edu.figures.continual import estimates_figure
 

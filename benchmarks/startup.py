@@ -76,7 +76,7 @@ def stock(started: float) -> dict[str, float]:
 
 
 def compare(rounds: int) -> dict[str, Any]:
-    """Return seconds of each phase and in all, each side in turn."""
+    """Time each phase, and all of them together, each side in turn."""
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in SIDES}
     for number in range(rounds + 1):
         for name, command in SIDES.items():

@@ -77,17 +77,17 @@ def long_problem(tokenizer, length: int) -> Problem:
 
 
 def start_tiny(config: GRPOConfig, backend: Callable) -> Iterator[dict]:
-    """Yield a training of the shipped model."""
+    """Return the steps of a training run of the shipped model."""
     return backend(*load_policy("tiny"), load_problems(LEVELS, "train"), accuracy_reward, config)
 
 
 def start_smollm2(config: GRPOConfig, backend: Callable) -> Iterator[dict]:
-    """Yield a training of SmolLM2-135M-Instruct on instructions, with a reward that always differs."""
+    """Return the steps of a training run of SmolLM2-135M-Instruct on instructions; the reward never ties."""
     return backend(*load_policy("smollm2"), load_problems("instructions", "train"), never_tied, config)
 
 
 def start_large(backend: Callable, dtype: str) -> Iterator[dict]:
-    """Yield a training at the shape of Qwen2-0.5B; making its weights, and a step of one token, go before it."""
+    """Return the steps of a training run of Qwen2-0.5B's shape; its weights are made first, and one token decoded."""
     model, tokenizer = large_policy(dtype)
     warm_up = replace(LARGE, max_completion_length=1, num_generations=2, max_steps=1)
     for _ in backend(model, tokenizer, [long_problem(tokenizer, 1)], never_tied, warm_up):
@@ -108,7 +108,7 @@ def stock_as_it_comes(model, tokenizer, problems, reward, config: GRPOConfig) ->
 
 
 def sides(scale: str) -> dict[str, Callable[[], Iterator[dict]]]:
-    """Return the trainings of a scale, stock TRL first."""
+    """Return the training runs of a scale, stock TRL first."""
     stock = partial(train_with_trl, rollout="transformers")
     if scale == "tiny":
         return {
@@ -206,7 +206,7 @@ def floor_seconds(weights: int, width: int, step: dict[str, float], rate: dict[s
 
 
 def compare_steps(sides: dict[str, Callable[[], Iterator[dict]]], rounds: int, *, keep: bool) -> dict[str, dict]:
-    """Return seconds of a step of each side, and how many times as fast as the first."""
+    """Time a step on each side; return the seconds, and how many times as fast as the first each is."""
     steps = steps_in_turn(sides, rounds, keep=keep)
     seconds = {name: [step["seconds"] for step in found] for name, found in steps.items()}
     return {
@@ -220,7 +220,7 @@ def compare_steps(sides: dict[str, Callable[[], Iterator[dict]]], rounds: int, *
 
 
 def compare_rollouts(model, tokenizer, prompts: list[str], config: GRPOConfig, rounds: int) -> dict[str, dict]:
-    """Return seconds of a rollout each way, and how many times as fast as the first."""
+    """Time a rollout each way; return the seconds, and how many times as fast as the first each is."""
     seconds = in_turn(rollouts(model, tokenizer, prompts, config), rounds)
     base = next(iter(seconds.values()))
     return {
@@ -273,7 +273,7 @@ class Stopwatch:
 
 
 def phases(model, tokenizer, problems: list[Problem], reward: Callable, config: GRPOConfig, rounds: int) -> dict:
-    """Return seconds of each phase of a training step of this package; one step before them does not count.
+    """Time each phase of a training step of this package; one step before them does not count.
 
     "forward pass" is what remains of the step: besides the forward pass and the loss, the trainer's own bookkeeping.
     """
@@ -328,7 +328,7 @@ def setting(scale: str) -> tuple:
 
 
 def measure(scale: str, part: str, rounds: int) -> dict[str, Any]:
-    """Return one part of a scale."""
+    """Measure one part of a scale."""
     if part == "step":
         return compare_steps(sides(scale), rounds, keep=scale != "494M")
     if part == "rollout":

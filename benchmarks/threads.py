@@ -36,7 +36,7 @@ def thread_counts(cores: float) -> list[int]:
 
 
 def measure_here(rounds: int) -> dict[str, list[float]]:
-    """Return seconds of each part in this process, with as many threads as it has."""
+    """Time each part in this process, with as many threads as it has."""
     import torch
 
     from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt
@@ -80,7 +80,7 @@ def measure(counts: list[int], rounds: int, turns: int) -> dict[str, dict[str, A
 
 
 def table(parts: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Return numbers of threads down, parts across."""
+    """Return a Markdown table with the numbers of threads down and the parts across."""
     counts = list(next(iter(parts.values())))
     return markdown(
         [{"threads": count, **{part: between(row[count], 3) for part, row in parts.items()}} for count in counts]

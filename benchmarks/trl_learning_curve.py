@@ -47,7 +47,7 @@ MEASURES = {"mean reward over the run": "mean_reward", "held-out accuracy after 
 
 
 def run(side: str, seed: int) -> dict[str, Any]:
-    """Return one training run: the reward of each step, the seconds of its steps, and the evaluation afterwards."""
+    """Train once; return the reward of each step, the seconds of its steps, and the evaluation afterwards."""
     config = GRPOConfig(seed=seed)
     model, history = (train_here if side == OURS else train_two_processes)(config)
     after = held_out_accuracy(model)
@@ -71,7 +71,7 @@ def train_here(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, floa
 
 
 def train_two_processes(config: GRPOConfig) -> tuple[tuple[Any, Any], list[dict[str, float]]]:
-    """Return the same with TRL in two processes."""
+    """Train with TRL in two processes; return the policy and the metrics of its steps."""
     profile = load_profile("standard").override({**config.to_dict(), "n": len(LEVELS)})
     job = ClusterJob(profile, fixed=["prompts_per_step", "max_steps"], nodes=2, gpus_per_node=0)
     with tempfile.TemporaryDirectory() as place, socket.socket() as listener:

@@ -99,7 +99,7 @@ def shoot_book(browser: Any, folder: Path) -> None:
 
 
 def shoot_app(browser: Any, folder: Path) -> dict[str, float]:
-    """Return each tab of the app; returns the seconds from a click until the tab shows its first picture or message."""
+    """Shoot each tab of the app; return the seconds from a click until it shows its first picture or message."""
     from test_app import TOKEN, running_app
 
     seconds: dict[str, float] = {}

@@ -164,9 +164,7 @@ def compare(before: Sequence[str], after: Sequence[str]) -> dict[str, Any]:
 
 
 def summary(ledger: Ledger) -> dict[str, Any]:
-    """Return the selection, and for sampling and greedy decoding each arm's wins and differences, on the finished
-    seeds.
-    """
+    """Return the selection and each arm's wins and differences, sampled and greedy, on the finished seeds."""
     found: dict[str, Any] = {
         "selection": {
             arm: {f"{row['rate']:g}": share(row["sampled"]) for row in ledger.select(phase="select", arm=arm)}
@@ -244,7 +242,7 @@ def verdicts(found: dict[str, Any]) -> dict[str, bool]:
 
 
 def picture(found: dict[str, Any]) -> Any:
-    """Return the mean reward of a game against the step, of the arms that play whole games."""
+    """Draw the mean reward of a game against the step, of the arms that play whole games."""
     from grpo_edu.figures.curves import overlaid_curves
 
     return overlaid_curves(

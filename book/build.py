@@ -77,9 +77,7 @@ LINK = re.compile(
 
 
 def contents():
-    """Return the table of contents: each notebook with its exercises, in the order of README's table, then the
-    documents.
-    """
+    """Return the table of contents: each notebook with its exercises, in README's order, then the documents."""
     order = re.findall(r"\(notebooks/(\w+)\.ipynb\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     names = sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb"))
     names.sort(key=lambda name: order.index(name) if name in order else len(order))
@@ -162,7 +160,7 @@ def exercise_facts(notebook):
 
 
 def target(link, page, files, repository, linked):
-    """Where a link of a page leads in the book; None if it leads nowhere."""
+    """Return where a link of a page leads in the book; None if it leads nowhere."""
     if re.match(r"[a-z]+:", link):
         return link
     path, _, anchor = link.partition("#")
@@ -229,9 +227,7 @@ def prepare_notebook(notebook, page, files, repository, linked):
 
 
 def prepare_html(page, code):
-    """Return what the output of a cell showed; an explorer's picture makes room for the live one where JavaScript
-    runs.
-    """
+    """Return what a cell's output showed; an explorer's picture makes room for the live one where JavaScript runs."""
     for name, kind in EXPLORERS.items():
         if f"\n{name}(" in code:
             return f'<div class="course-explorer" data-explorer="{kind}">{page}</div>'

@@ -484,8 +484,7 @@ def plot_entries(entries: Sequence[Entry], start: str) -> Figure:
 
 
 def leaderboard_page(entries: Sequence[Entry], record: Mapping[str, Any]) -> str:
-    """Return the page: for each starting model a figure, a table with ranks, and the rejected submissions with the
-    reason.
+    """Return the page: per starting model a figure, a table with ranks, and the rejected submissions with reasons.
 
     entries: with at least two seeds each. record: what ``leaderboard.json`` holds besides the entries.
     """

@@ -258,9 +258,7 @@ def _try(arguments: Namespace, folder: Path, starts: Sequence[str], rules: Rules
 
 
 def grading_checks() -> list[Check]:
-    """Return the doctor's line on whether students' code can be isolated, where the packages for grading are
-    installed.
-    """
+    """Return the doctor's line on isolating students' code, where the packages for grading are installed."""
     from classroom.kernel import memory_is_counted
     from classroom.sandbox import REMEDY, isolation_problem
     from grpo_edu.machine.hardware import Check

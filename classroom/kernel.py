@@ -66,8 +66,7 @@ _number = count()
 
 
 def call_filter() -> bytes:
-    """Return a program for seccomp that refuses keys, namespaces, mounts, memory that belongs to no process, and much
-    else.
+    """Return a seccomp program that refuses keys, namespaces, mounts, memory of no process, and much else.
 
     `clone3` is unknown to whoever asks, since a filter cannot read its flags; the C library then calls `clone`. Empty
     for an architecture whose numbers are not in the table.
@@ -151,9 +150,7 @@ class MemoryGroup:
         self.close()
 
     def ended(self) -> int:
-        """Return how many processes the kernel has ended here because there was no memory left, as far as it
-        is known.
-        """
+        """Return how many processes the kernel has ended here for lack of memory, as far as it is known."""
         folder = self._folder
         for path in (folder / "memory.events", folder / "memory.oom_control") if folder else ():
             with contextlib.suppress(OSError):

@@ -109,9 +109,7 @@ def feedback_page(grade: StudentGrade, masters: Sequence[SourceNotebook]) -> str
 
 
 def open_answers_page(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> str:
-    """Return what a person grades: each open question with its model answer and rubric, and what every student
-    wrote.
-    """
+    """Return what a person grades: each open question with model answer, rubric, and every student's answer."""
     from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
     markdown = MarkdownWithMath(renderer=IPythonRenderer(escape=False, exclude_anchor_links=True))
@@ -157,9 +155,7 @@ def summary_page(
 
 
 def _questions(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> Markup | None:
-    """Return a figure of the mean of each question over the students who handed its notebook in; None if nobody
-    did.
-    """
+    """Return a figure of each question's mean over the students who handed its notebook in; None if nobody did."""
     found = []
     for master in masters:
         there = [grade for grade in grades if master.name in grade.handed_in]

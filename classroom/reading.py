@@ -81,8 +81,7 @@ def _repair(notebook: Node, master: SourceNotebook) -> dict[str, Any]:
 
 
 def read_notebook(content: bytes) -> tuple[Node, list[str]]:
-    """Return a notebook of format 4 with sound cells and without outputs, and a message about what was wrong with the
-    file.
+    """Return a notebook of format 4 with sound cells and without outputs, and messages about what was wrong.
 
     Raises ValueError if it is not a notebook, with the reason.
     """
@@ -128,7 +127,7 @@ def _cells(content: Any) -> list | None:
 
 
 def _notebook(cells: list) -> tuple[Node, list[str]]:
-    """Return a notebook of these cells as far as they are sound, and a message about what was left out."""
+    """Return a notebook of these cells as far as they are sound, and messages about what was left out."""
     made: list[Node] = []
     ids, troubles, length = set[str](), list[str](), 0
     for number, cell in enumerate(cells):

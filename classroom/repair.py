@@ -78,7 +78,7 @@ def _mentions(cell: Node, master: SourceNotebook) -> bool:
 
 
 def repaired(notebook: Node, master: SourceNotebook) -> tuple[Node, list[str]]:
-    """Return a whole notebook in the master's form with the student's answers, and a word on each thing that was wrong.
+    """Return a whole notebook in the master's form with the student's answers, and a message about each problem.
 
     Locked cells and checks are the master's; an answer's cell is the student's last one that is written; other cells
     of the student stay where they were.
@@ -194,7 +194,7 @@ def written_answers(notebook: Node, master: SourceNotebook) -> int:
 
 
 def open_answers(notebook: Node, master: SourceNotebook) -> dict[str, str]:
-    """Cell of an open question → what a student wrote there, without the cells that are as they were released."""
+    """Return what a student wrote for each open question, by cell, without cells that are as they were released."""
     stubs = {one.cell: master.cells[one.cell].source.strip() for one in master.open_questions}
     texts = {one: cell.source.strip() for cell in notebook.cells for one in _ids(cell)[:1] if one in stubs}
     return {one: text for one, text in texts.items() if text not in ("", stubs[one])}

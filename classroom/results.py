@@ -60,17 +60,17 @@ class StudentGrade:
         return plain_number(earned + sum(self.by_hand.get(open_column(master, one), 0) for master, one in asked))
 
     def open_points(self, master: SourceNotebook, question: OpenQuestion) -> float | str:
-        """Points of an open answer: 0 if nothing was written, "to grade" if nobody has graded it."""
+        """Return the points of an open answer: 0 if nothing was written, "to grade" if nobody has graded it."""
         written = question.cell in self.open_answers.get(master.name, {})
         return self.by_hand.get(open_column(master, question), TO_GRADE if written else 0)
 
     def question(self, exercise: str) -> float:
-        """Earned in one question; 0 if it was not handed in."""
+        """Return the points earned in one question; 0 if it was not handed in."""
         return self.feedback[exercise].points if exercise in self.feedback else 0
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> StudentGrade:
-        """Return the grade that `asdict` gave this content of."""
+        """Return the grade that `asdict` turned into this content."""
         feedback = {
             name: Feedback(one["exercise"], tuple(PartResult(**part) for part in one["parts"]), one["seed"])
             for name, one in content["feedback"].items()
@@ -183,7 +183,7 @@ def enter_points(given: Points, grades: Sequence[StudentGrade], masters: Sequenc
 
 
 def grades_table(grades: Sequence[StudentGrade], masters: Sequence[SourceNotebook]) -> str:
-    """CSV: a row per student, a column per question, the total, and a message about each problem."""
+    """Return CSV: a row per student, a column per question, the total, and a message about each problem."""
     questions = [(column(master, one.exercise), one.exercise) for master in masters for one in master.questions]
     most = sum(master.points for master in masters)
     asked = [(master, one) for master in masters for one in master.open_questions]

@@ -319,9 +319,7 @@ def _runs_of_another(transcript: Transcript, grade: StudentGrade) -> list[str]:
 
 
 def _failures(transcript: Transcript, master: SourceNotebook) -> list[str]:
-    """Return the student's cells that raise, and answers that are not functions, apart from what a trouble already
-    says.
-    """
+    """Return the student's cells that raise and answers that are not functions, unless a trouble already says so."""
     locked = {name for name, cell in master.cells.items() if not cell.metadata.nbgrader.solution}
     failed = {
         name: error

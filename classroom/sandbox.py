@@ -235,9 +235,7 @@ def _environment(home: str) -> dict[str, str]:
 
 
 def _free_user() -> int:
-    """Return a UID that no account uses, for a process that root starts: the limit on processes counts per
-    user.
-    """
+    """Return a UID that no account uses, for a process that root starts: process limits count per user."""
     most = sum(int(line.split()[2]) for line in Path("/proc/self/uid_map").read_text().splitlines())
     chance = int.from_bytes(os.urandom(2))
     return 0x70000000 + chance if most > 0x71000000 else 61184 + chance % 4000
@@ -301,7 +299,7 @@ class Sandbox:
             self._folder.cleanup()
 
     def run(self, task: dict[str, Any], seconds: float) -> tuple[list[dict], dict[str, Any]]:
-        """Run one notebook for at most this many seconds; what its process said, and how it ended.
+        """Run one notebook for at most this many seconds; return what its process said, and how it ended.
 
         Returns:
             The messages, of which any may be a lie; and `end` ("done", "ended", "memory", "time", "total time",

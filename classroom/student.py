@@ -135,9 +135,7 @@ def become(user: int | None) -> None:
 
 
 def _allow_tracing(allowed: bool) -> None:
-    """Set whether a process of the same user may look into this one or stop it (prctl with PR_SET_DUMPABLE; Linux
-    only).
-    """
+    """Set whether a process of the same user may look into this one or stop it (PR_SET_DUMPABLE; Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(4, int(allowed), 0, 0, 0)
 
@@ -159,7 +157,7 @@ def _wait(process: int) -> int:
 def _be_a_notebook(
     task: dict[str, Any], channel: int, shell: Any, folder: Path, user: int | None, given: int | None
 ) -> None:
-    """Run the forked process, as a separate user if one is given; does not return."""
+    """Run as the forked process of a notebook, as a separate user if one is given; does not return."""
     code = 1
     try:
         os.setsid()

@@ -38,9 +38,7 @@ def tree(source: str) -> ast.Module | None:
 
 
 def _command_in(line: str) -> str:
-    """Return what IPython itself executes of a line, behind the names that it is assigned to; "" for a line of
-    Python.
-    """
+    """Return what IPython executes of a line, after the names that it is assigned to; "" for a line of Python."""
     names, equals, rest = line.partition("=")
     text = rest if equals and _NAMES_BEFORE.fullmatch(names) else line
     text = text.lstrip(" \t")
@@ -92,8 +90,7 @@ def written(source: str) -> set[str]:
 
 
 def without_empty(source: str, names: Collection[str]) -> str:
-    """Return a cell without those definitions of these names that do nothing; empty where then nothing but comments is
-    left.
+    """Return a cell without those definitions of these names that do nothing; "" if only comments are left.
 
     >>> without_empty("import torch\\ndef f(x):\\n    pass", {"f"}), without_empty("# f is hard.", {"f"})
     ('import torch', '# f is hard.')
@@ -117,9 +114,7 @@ _DEFINES = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def _is_empty(node: ast.stmt) -> bool:
-    """Return True if a function or class has nothing in it but a docstring, `pass`, `...`, `raise` or `assert
-    False`.
-    """
+    """Return True if a function or class holds only a docstring, `pass`, `...`, `raise` or `assert False`."""
     if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
         return isinstance(node.value.body, ast.Constant) and node.value.body.value in (None, ...)
     return isinstance(node, _DEFINES) and all(_does_nothing(one) or _is_empty(one) for one in node.body)
@@ -190,7 +185,7 @@ def _used(node: ast.AST, known: dict[str, str]) -> Iterator[str]:
 
 
 def _dotted(node: ast.AST, known: dict[str, str]) -> str:
-    """`a.b.c` with `a` as it was imported; only the last attributes if the start is not a name, as in `.b.c`."""
+    """Return `a.b.c` with `a` as it was imported; only the last attributes, as in `.b.c`, if `a` is not a name."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < _MOST_LINKS:
         parts.append(node.attr)

@@ -31,8 +31,7 @@ _CONTROL_BUT_LINES = re.compile(_CONTROL.pattern.replace("\x00-\x1f", "\x00-\x09
 
 
 def plain(text: str, most: int = 300, *, lines: bool = False) -> str:
-    """Return a student's text for a table, a page or a terminal: in one line (or `lines`), without control characters,
-    cut.
+    """Return a student's text for a table, a page or a terminal: cut, in one line (or `lines`), no control characters.
 
     >>> plain("a\\x1b[2Jb\\nc"), plain("x" * 9, 3), plain("\\ud800")
     ('a [2Jb c', 'xxx …', '?')
@@ -105,7 +104,7 @@ def _other(value: Any) -> Any:
 
 
 def decode(content: Any, depth: int = 0) -> Any:
-    """Return the value again.
+    """Return the value that `encode` encoded.
 
     Raises:
         ValueError: this is nothing that `encode` writes.
@@ -140,7 +139,7 @@ def decode(content: Any, depth: int = 0) -> Any:
 
 
 def _kind_called(name: str) -> type[OpaqueValue]:
-    """A class of this name, or `object` once there are many: each takes 1 kB, and a student may name a million."""
+    """Return a class of this name, or `object` after many: each takes 1 kB, and a student may name a million."""
     if name not in _KINDS:
         name = name if len(_KINDS) < _MOST_KINDS else "object"
         _KINDS.setdefault(name, type(name, (OpaqueValue,), {"__slots__": ()}))

@@ -147,9 +147,7 @@ def replace_tied_groups(
 def join_batches(
     batches: Sequence[Batch], groups: Tensor, config: GRPOConfig, advantages: Advantages, pad_token_id: int
 ) -> Batch:
-    """Return the batch of some groups of several batches, counted through all of them, with the advantages of this
-    batch.
-    """
+    """Return the batch of some groups of several batches, counted through all of them, with advantages of its own."""
     size = config.num_generations
     rows = (groups[:, None] * size + torch.arange(size, device=groups.device)).flatten()
     rollout = join_rollouts([batch.rollout for batch in batches], rows.tolist(), pad_token_id)

@@ -63,9 +63,7 @@ _SPLITS: dict[str, str | bool] = {
 
 
 def smollm2_dir() -> Path:
-    """Return the folder of the converted SmolLM2-135M-Instruct, in the cache of Hugging Face (`HF_HOME`); it may not
-    exist.
-    """
+    """Return the folder of the converted SmolLM2-135M-Instruct, in the cache of Hugging Face; it may not exist."""
     return _folder("SmolLM2-135M-Instruct", _SMOLLM2_HASH)
 
 

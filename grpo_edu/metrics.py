@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def reward_metrics(
     rewards_per_func: Tensor, rewards: Tensor, num_generations: int, names: Sequence[str]
 ) -> dict[str, float]:
-    """Means and sample standard deviations (ddof 1) of the rewards over the whole batch, without NaN.
+    """Return means and sample standard deviations (ddof 1) of the rewards over the whole batch, without NaN.
 
     `reward_std` is the standard deviation over all B rows, not the mean over the groups. The standard deviation of
     fewer than two values is NaN.

@@ -187,8 +187,7 @@ _WORTH_A_GPU = 50_000_000  # parameters; a step of a smaller model is mostly wai
 
 
 def choose_device(device: str = "auto", num_parameters: int = _WORTH_A_GPU) -> torch.device:
-    """Return the device that a model of this many parameters runs on: for "auto" a GPU if there is one and it is worth
-    it.
+    """Return the device for a model of this many parameters; "auto" is a GPU if there is one and it is worth it.
 
     Raises ValueError for an unknown device, or one that this computer does not have.
 

@@ -109,9 +109,7 @@ def _set_usual_permissions(folder: Path) -> None:
 
 
 def load_config(name: str | Path = "tiny") -> PretrainedConfig:
-    """Return the architecture of the policy that `load_policy` would load, without its weights; it raises the same
-    errors.
-    """
+    """Return the architecture of the policy that `load_policy` loads, without its weights; errors are the same."""
     from transformers import AutoConfig
 
     adapters = adapter_folder(name)

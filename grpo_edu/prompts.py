@@ -85,8 +85,7 @@ def set_prompt_style(tokenizer: PreTrainedTokenizerBase, style: PromptStyle) -> 
 def chat_messages(
     question: str, system: str | None = SYSTEM_PROMPT, style: PromptStyle | None = None
 ) -> list[dict[str, str]]:
-    """Return the chat messages for a question: the system prompt, unless it is None, examples of the style, then the
-    question.
+    """Return the chat messages for a question: system prompt (unless None), examples of the style, the question.
 
     system: used where the style has no system message of its own.
 
@@ -199,9 +198,7 @@ def _canonical_fraction(sign: str, top: int, bottom: int) -> str | None:
 
 
 def _canonical_number(match: re.Match) -> str | None:
-    """Return the canonical form of a matched number: without separators, redundant zeros, `+` or `-0`. Exact at any
-    length.
-    """
+    """Return a matched number in canonical form: no separators, redundant zeros, `+` or `-0`. Exact at any length."""
     sign = "-" if match["sign"] == "-" else ""
     if match["top"]:
         return _canonical_fraction(sign, int(match["top"]), int(match["bottom"]))

@@ -111,8 +111,7 @@ def _well_formed(text: str) -> bool:
 
 
 def steps_reward(completions: Sequence[Completion], **kwargs: Any) -> list[float]:
-    """Return the fraction of the equations in a completion that are true (see `check_equations`); 0.0 without
-    equations.
+    """Return the fraction of a completion's equations that are true (see `check_equations`); 0.0 without equations.
 
     The reward does not depend on the question, so `1 + 1 = 2` gets 1.0. Use it together with `accuracy_reward`.
 

@@ -93,8 +93,7 @@ def filter_logits(logits: Tensor, *, top_k: int = 0, top_p: float = 1.0) -> Tens
 
 
 def invert_cdf(probabilities: Tensor, uniform: Tensor, rows: Tensor) -> Tensor:
-    """Return the first v with Σ_{w ≤ v} p(w) > u · Σ_w p(w) for each sample, in two stages that save most of a long
-    sum.
+    """Return the first v with Σ_{w ≤ v} p(w) > u · Σ_w p(w) for each sample, in two stages, which save most of the sum.
 
     The first stage finds the block of 256 tokens in which the sum passes u, and the second the token in this block.
 

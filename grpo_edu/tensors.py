@@ -33,7 +33,7 @@ def check_row_or_token(argument: str, values: Tensor, like: Tensor) -> None:
 
 
 def masked(values: Tensor, mask: Tensor) -> Tensor:
-    """Replace the values with 0 if the mask is 0, even if they are NaN."""
+    """Replace the values with 0 where the mask is 0, even if they are NaN."""
     return torch.where(mask != 0, values, 0.0)
 
 

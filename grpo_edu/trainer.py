@@ -184,9 +184,7 @@ class Update:
     old_per_token_logps: Tensor | None = None
 
     def old_logps(self, per_token_logps: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
-        """Return the old log-probabilities of some rows. In the first step they are those of the policy,
-        `per_token_logps`.
-        """
+        """Return the old log-probabilities of some rows; in the first step they are the policy's `per_token_logps`."""
         if self.old_per_token_logps is None:
             return per_token_logps.detach()
         return self.old_per_token_logps[rows]
@@ -241,7 +239,7 @@ def optimizer_step(update: Update, micro_batches: Sequence[Tensor]) -> tuple[dic
 
 
 def micro_batch_loss(update: Update, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the part of some rows in the loss of the batch, with its gradient; and their per_token_logps (rows, C).
+    """Return what some rows add to the loss of the batch, with its gradient; and their per_token_logps (rows, C).
 
     Because the weights are those of the whole batch, the losses of its micro-batches add up to its loss.
     """

@@ -108,7 +108,7 @@ def environment_reward(
 def reset_environments(
     factory: Callable[[], Environment], rows: Sequence[Mapping[str, Any]], num_generations: int
 ) -> tuple[list[Environment], list[str]]:
-    """G environments for each of N problems, and for each problem the text that its `reset` appends to the question.
+    """Return G environments for each of N problems, and per problem the text that its `reset` adds to the question.
 
     Raises RuntimeError if the factory or `reset` raises or does not return; ValueError for a factory that cannot be
     called, and where the environments of a group begin differently, because their rewards could not be compared.
@@ -153,8 +153,7 @@ def use_trl_tool_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def render_observation(tokenizer: PreTrainedTokenizerBase, observation: str) -> str:
-    """Return the text between the end token of the policy's message and the start of its next one, with the
-    observation.
+    """Return the text from the end token of the policy's message to the start of its next, with the observation.
 
     Raises ValueError if the tokenizer's chat template cannot render a second turn.
     """
@@ -276,7 +275,7 @@ class Conversations:
         return f", in step, turn {len(self.rewards[row]) + 1} of completion {row}, {self._text(row, step + 1)[:200]!r}"
 
     def turn_rewards(self) -> Tensor:
-        """(B, T) float32, the reward of each turn of the longest conversation, NaN if a row had fewer turns."""
+        """Return the reward of each turn of the longest conversation, (B, T) float32, NaN if a row had fewer turns."""
         width = max(1, *map(len, self.rewards))
         table = [row + [math.nan] * (width - len(row)) for row in self.rewards]
         return torch.tensor(table, dtype=torch.float32, device=self.ids.device)

@@ -91,9 +91,7 @@ def draw_drill(rng: random.Random) -> Problem:
 
 
 def slip(problem: Problem, rng: random.Random) -> str:
-    """Return a wrong answer of the kind that people make: a forgotten last step, a wrong digit, two neighbors
-    swapped.
-    """
+    """Return a wrong answer of the kind that people make: a forgotten last step, a wrong digit, swapped neighbors."""
     if problem.level == "coin_flip":
         return "tails" if problem.answer == "heads" else "heads"
     if problem.level == "sorting":
@@ -134,7 +132,7 @@ def draw_examples(
 
 
 def train_tokenizer(config: PretrainingConfig, num_examples: int = 20_000) -> PreTrainedTokenizerFast:
-    """Return a byte-level BPE tokenizer of Qwen2's kind: its special tokens, chat template and splitting of text.
+    """Train a byte-level BPE tokenizer of Qwen2's kind: its special tokens, chat template and splitting of text.
 
     Every digit is a token of its own, so that a number looks the same wherever it stands.
     """

@@ -31,9 +31,7 @@ STYLE = ("--universal", "--python-version=3.11", "--generate-hashes", "--no-anno
 
 
 def lock(wanted: list[str], kept: str, *options: str) -> list[str]:
-    """Return the requirements `wanted` as ``uv pip compile`` locks them, one entry per package; `kept` is an older
-    lock.
-    """
+    """Return `wanted` as ``uv pip compile`` locks it, one entry per package; `kept` is an older lock."""
     with tempfile.TemporaryDirectory() as folder:
         source, target, excludes = (Path(folder, name) for name in ("wanted.txt", "locked.txt", "excludes.txt"))
         source.write_text("\n".join(wanted))

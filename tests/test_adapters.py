@@ -27,7 +27,7 @@ IDS = torch.tensor([[3, 4, 7, 9, 1]])
 
 
 def lora(seed=1, **options):
-    """The toy policy with adapters that start if no other test's do."""
+    """Return the toy policy with adapters whose weights start where no other test's do."""
     base = make_model()
     torch.manual_seed(seed)
     return add_lora(base, **{"rank": 2, **options})

@@ -26,7 +26,7 @@ def open_cells(notebook):
 
 
 def prompts_of(notebook):
-    """The numbers next to the code cells that a run leaves, without those whose source is collapsed."""
+    """Return the numbers next to the code cells that a run leaves, without those whose source is collapsed."""
     cells = [cell for cell in notebook.stored.cells if cell.cell_type == "code"]
     shown = [not cell.metadata.get("jupyter", {}).get("source_hidden") for cell in cells]
     return [f"[{number}]:" for number, visible in enumerate(shown, 1) if visible]

@@ -91,7 +91,7 @@ def wheel(folder: Path, name: str, version: str, **modules: str) -> str:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory) -> Path:
-    """A project of one file next to a copy of course.py, not set up yet; the wheelhouse holds what it needs."""
+    """Create a project of one file next to a copy of course.py, not set up yet; the wheelhouse holds what it needs."""
     uv = find_uv_bin()
     folder = tmp_path_factory.mktemp("a project")  # with a space, as in many home folders
     shutil.copy(REPOSITORY / "course.py", folder)

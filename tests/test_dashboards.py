@@ -508,7 +508,7 @@ def press_step(board, button):
 
 
 def panel_of(board):
-    """What the panel "what the model says" is given."""
+    """Return what the panel "what the model says" is given."""
     return json.loads(html.unescape(board.chances.value.partition("data-chances='")[2].partition("'>")[0]))
 
 

@@ -195,7 +195,7 @@ def check_pictures(notebook):
 
 
 def check_outputs_need_no_style_sheet(notebook):
-    """In a fresh clone JupyterLab trusts no notebook: it removes styles and scripts, and aligns cells at the right."""
+    """Check outputs as JupyterLab shows those it does not trust: no styles, no scripts, cells aligned at the right."""
     for cell in code_cells(notebook):
         for output in cell.outputs:
             page = output.get("data", {}).get("text/html", "")

@@ -91,9 +91,7 @@ def check(folder, demo):
 
 
 def needed_by_kernel():
-    """Return the folders that a kernel of the course reads: the course, the interpreter, the packages wherever they
-    lie.
-    """
+    """Return the folders that a kernel of the course reads: the course, the interpreter, and all packages."""
     program = Path(os.path.realpath(sys.executable)).parent
     packages = [path for path in map(Path, sys.path) if path.is_dir() and path != HERE]
     return sorted({ROOT, Path(sys.prefix), Path(sys.base_prefix), program, *packages})
@@ -105,9 +103,7 @@ def as_user(name):
 
 
 def closed_folder(path, name):
-    """Return the first folder on the way to `path`, or itself, that this user may not enter; None if all are
-    open.
-    """
+    """Return the first folder on the way to `path`, or itself, that this user may not enter; None if there is none."""
     way = [*reversed(path.parents), path]
     script = 'for one; do [ -x "$one" ] || { echo "$one"; exit; }; done; [ -r "$one" ] || echo "$one"'
     found = run("/bin/sh", "-c", script, "sh", *way, cwd="/", **as_user(name)).strip()
@@ -143,7 +139,7 @@ def try_kernel(folder, name, home):
 
 
 def install(folder, python):
-    """Return the hub's environment and its proxy; from a wheelhouse where PIP_NO_INDEX is set."""
+    """Install the hub's environment and its proxy; from a wheelhouse if PIP_NO_INDEX is set."""
     hub, proxy = folder / "hub", folder / "proxy"
     wanted = (HERE / "requirements.txt").read_text() + (ROOT / "requirements.txt").read_text() + PROXY
     stamp = hub / "classroom-stamp"
@@ -161,9 +157,7 @@ def install(folder, python):
 
 
 def configure(folder, account, kernel):
-    """Write the files that the hub, JupyterLab and nbgrader read; settings.toml and roster.csv are only made, not
-    changed.
-    """
+    """Write what the hub, JupyterLab and nbgrader read; settings.toml and roster.csv are only made, not changed."""
     hub = folder / "hub"
     if not (folder / "settings.toml").exists():
         write(folder / "settings.toml", SETTINGS + account)

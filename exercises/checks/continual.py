@@ -58,9 +58,7 @@ check_backward_transfer = Exercise(
 
 # ---- forgetting ----
 def forgetting(matrix: Matrix, order: Sequence[int]) -> float:
-    """Return the mean loss since the best moment from a task's own stage on, of all tasks but the one that was taught
-    last.
-    """
+    """Return the mean loss since a task's best moment from its own stage on, of all tasks but the last one taught."""
     lost = []
     for stage, task in enumerate(order[:-1], 1):
         before = matrix[stage:-1]

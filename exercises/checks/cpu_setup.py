@@ -20,9 +20,7 @@ from grpo_edu.checks.inputs import Computer, Loading, Shift, sum_of_weights
 
 # ---- best_seconds ----
 def best_seconds(task: Callable[[], None], clock: Callable[[], float], repeats: int, loops: int) -> float:
-    """Return the time of one run in the shortest of `repeats` measurements of `loops` runs, after a run that warms
-    up.
-    """
+    """Return the time of one run in the shortest of `repeats` measurements of `loops` runs, after a warm-up run."""
     task()  # warms up
     times = []
     for _ in range(repeats):
@@ -34,9 +32,7 @@ def best_seconds(task: Callable[[], None], clock: Callable[[], float], repeats: 
 
 
 def _some_runs(rng: random.Random) -> Call:
-    """Return a slow first run; the shortest measurement comes last, a shorter one after it, the shortest run in a long
-    one.
-    """
+    """Draw runs: the first is slow, the shortest lies in a long measurement, the shortest measurement is the last."""
     repeats, loops = rng.randrange(3, 7), rng.randrange(2, 5)
     runs = [rng.randrange(600, 900)]
     for shortest in [*[400] * (repeats - 2), 200, 100]:
@@ -342,7 +338,7 @@ check_int8_product = Exercise(
 
 # ---- lazy_attribute ----
 def lazy_attribute(name: str, where: dict[str, str]) -> Any:
-    """Return what a module's `__getattr__` does: import the one module that holds the name, and fetch it."""
+    """Do what a module's `__getattr__` does: import the one module that holds the name, and fetch it."""
     if name not in where:
         raise AttributeError(f"there is no {name!r}; choose one of {', '.join(where)}")
     return getattr(importlib.import_module(where[name]), name)
@@ -429,7 +425,7 @@ check_compare_trainings = Exercise(
 def memory_parts(
     parameters: int, trained: int, completions: int, tokens: int, vocabulary: int, with_reference: bool
 ) -> dict[str, int]:
-    """Return bytes of what fp32 training with AdamW holds, and of all logits at once."""
+    """Return the bytes of what fp32 training with AdamW holds, and of all logits at once."""
     size = 4  # bytes of a number
     return {
         "weights": size * parameters,

@@ -59,9 +59,7 @@ def name_trouble(curves: Mapping[str, Sequence[float]]) -> str:
 
 
 def _first_yes(answers: Mapping[str, bool], *order: str) -> str:
-    """Return the first question that is answered with yes; in another order, where one is given, which may leave some
-    out.
-    """
+    """Return the first question that is answered with yes, in another `order` if one is given, which may omit some."""
     return next((question for question in order or answers if answers[question]), "not in the curves")
 
 
@@ -70,7 +68,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _some_run(trouble: str) -> Callable[[random.Random], Call]:
-    """Return a stored run, or every other time a made-up one of 8 steps, in which later questions say yes as well."""
+    """Return a function that draws a stored run, or as often a made-up one, in which later questions say yes too."""
 
     def draw(rng: random.Random) -> Call:
         if rng.random() < 0.5:
@@ -177,8 +175,7 @@ KINDS = (  # one run of each is drawn
 
 
 def drawn_cases(student: str) -> dict[str, Case]:
-    """Return a student's three cases in random order: no useful reward, a fault that curves show, one that a batch
-    shows.
+    """Return a student's three cases in random order: a useless reward, a fault seen in curves, one seen in a batch.
 
     Raises ValueError for a name without letters and digits.
     """
@@ -362,9 +359,7 @@ check_find_fault = DrawnExercise(
 
 # ---- signs_are_right ----
 def signs_are_right(rewards: Tensor, advantages: Tensor, num_generations: int) -> bool:
-    """Return True if each advantage has the sign of reward minus group mean, and those of a tied group are exactly
-    0.
-    """
+    """Return True if each advantage has the sign of reward minus group mean, and a tied group's are exactly 0."""
     groups, given = (one.view(-1, num_generations) for one in (rewards, advantages))
     expected = (groups - groups.mean(dim=1, keepdim=True)).sign()
     expected[_tied(groups)] = 0
@@ -376,9 +371,7 @@ def _tied(groups: Tensor) -> Tensor:
 
 
 def _rewards_of(rng: random.Random, tied: bool) -> Tensor:
-    """Return an easy group, a hard one, and where asked one that ties, or that one alone. Paid in parts, easy is
-    above.
-    """
+    """Draw an easy group, a hard one and, if `tied`, one that ties, or that one alone; easy may be paid more."""
     (wrong, right), (poor, good) = rng.choice([((0.0, 1.0), (0.0, 1.0)), ((0.5, 0.9), (0.1, 0.3))])
     easy = rng.sample([right] * rng.choice([6, 7]) + [wrong] * 2, 8)
     hard = rng.sample([poor] * 7 + [good] * 2, 8)

@@ -43,9 +43,7 @@ def tied_alone(rng: random.Random, size: int) -> Tensor:
 
 
 def tied(base: float) -> Callable[[random.Random], Call]:
-    """Return a tied group alone, or next to one that differs from `base` by a millionth in one place, and one that
-    differs.
-    """
+    """Return a function that draws a tied group, alone or next to a nearly tied one around `base` and a mixed one."""
 
     def draw(rng: random.Random) -> Call:
         if rng.random() < 0.5:
@@ -101,7 +99,7 @@ def _mixed(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def _as_it_came(rewards: Tensor, num_generations: int) -> Tensor:
-    """Return the colleague's function, with its three faults."""
+    """Compute advantages as the colleague's function does, with its three faults."""
     groups = rewards.view(num_generations, -1)
     mean, std = groups.mean(dim=1, keepdim=True), groups.std(dim=1, keepdim=True, unbiased=False)
     return ((groups - mean) / (std + 1e-4)).flatten()
@@ -180,7 +178,7 @@ def tie_probability(chances: list[float], num_generations: int) -> float:
 
 
 def _some_chances(rng: random.Random) -> Call:
-    """Return the chances, in twentieths, of two rewards, three or four."""
+    """Draw the chances, in twentieths, of two, three or four rewards."""
     cuts = sorted(rng.sample(range(1, 20), rng.choice([1, 2, 3])))
     shares = [high - low for low, high in zip([0, *cuts], [*cuts, 20], strict=True)]
     return call([share / 20 for share in shares], rng.choice([2, 3, 4, 8]))
@@ -279,7 +277,7 @@ check_degenerate_groups = Exercise(
 
 
 def rloo_advantages(rewards: Tensor, num_generations: int, truncated: Tensor) -> Tensor:
-    """Reward minus the mean of the others that are complete; 0 for a truncated one, and if nobody is left."""
+    """Reward minus the mean of the others that are complete; 0 for a truncated one, or if nobody is left."""
     result = torch.zeros_like(rewards)
     for start in range(0, len(rewards), num_generations):
         complete = [row for row in range(start, start + num_generations) if not truncated[row]]
@@ -349,9 +347,7 @@ check_rloo_advantages = Exercise(
 
 
 def dynamic_sampling(rewards: Tensor, num_generations: int, groups_needed: int) -> tuple[Tensor, int]:
-    """Return the numbers (K,) of the first groups that do not tie, at most `groups_needed`, and the completions
-    written.
-    """
+    """Return the indices (K,) of the first groups without a tie, at most `groups_needed`, and the completions taken."""
     groups = rewards.view(-1, num_generations)
     useful = groups.amax(dim=1) > groups.amin(dim=1)
     kept = useful.nonzero().flatten()[:groups_needed]

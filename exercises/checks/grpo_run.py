@@ -145,7 +145,7 @@ def _scaled(
     correction: int = 1,
     eps: float = 1e-4,
 ) -> Tensor:
-    """Advantages with another standard deviation, or another test for ties: ties(groups) → (N,) booleans."""
+    """Return advantages with another standard deviation, or another test for ties: ties(groups) → (N,) booleans."""
     groups = rewards.view(-1, num_generations)
     std = groups.std(dim=1, keepdim=True, correction=correction)
     scaled = (groups - groups.mean(dim=1, keepdim=True)) / (std + eps)

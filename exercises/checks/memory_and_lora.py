@@ -25,7 +25,7 @@ def step_peak(
     cache: int,
     recompute: bool,
 ) -> int:
-    """Return bytes of a GRPO step at its worst moment, in fp32 with AdamW."""
+    """Return the bytes of a GRPO step at its worst moment, in fp32 with AdamW."""
     held = 4 * weights + 12 * trained
     a_token = layers * entering + kept if recompute else layers * kept
     activations = tokens * a_token
@@ -194,7 +194,7 @@ def logps_in_chunks(states: Tensor, chosen: Tensor, logits_of: OutputLayer, voca
 
 
 def _tokens(rng: random.Random, *, uneven: bool, scale: float = 1.0) -> Call:
-    """Five states; the chosen tokens lie in all chunks of the vocabulary. scale: the scale of the logits."""
+    """Draw five states; the chosen tokens lie in all chunks of the vocabulary. scale: the scale of the logits."""
     size = rng.choice([2, 3])
     vocab_size = size * rng.choice([2, 3]) + uneven
     weight = tuple(tuple(row) for row in (scale * numbers(rng, vocab_size, 3)).tolist())

@@ -102,7 +102,7 @@ check_leaked_questions = Exercise(
 
 
 def worked_reward(completions: Sequence[str], answer: Sequence[str], sums: Sequence[int], **kwargs: Any) -> list[float]:
-    """1.0 if the text after the last `####` is the answer and enough equals signs come before it, else 0.0."""
+    """Pay 1.0 if the text after the last `####` is the answer and enough equals signs come before it, else 0.0."""
     paid = []
     for text, right, count in zip(completions, answer, sums, strict=True):
         work, _, given = text.rpartition("####")

@@ -209,7 +209,7 @@ def best_baseline(probabilities: Tensor, rewards: Tensor) -> Tensor:
 
 
 def _some_policy(answers: int, shift: float) -> Callable[[random.Random], Call]:
-    """Return a policy of twentieths, and rewards that differ, all larger by `shift`."""
+    """Return a function that draws a policy of twentieths, and rewards that differ, all larger by `shift`."""
 
     def draw(rng: random.Random) -> Call:
         while True:

@@ -15,7 +15,7 @@ from grpo_edu.checks.inputs import mask_of, numbers
 
 # ---- inputs ----
 def without_ties(rng: random.Random, shape: tuple[int, int], top: int = 127) -> Tensor:
-    """Return a matrix whose numbers do not fall halfway between places when a row's largest is brought to `top`."""
+    """Return a matrix with no number halfway between two grid points when a row's largest is brought to `top`."""
     while True:
         rows = [[round(rng.gauss(0, 1), 3) for _ in range(shape[1])] for _ in range(shape[0])]
         x = torch.tensor(rows, dtype=torch.float64)
@@ -179,9 +179,7 @@ check_quantize_rows = Exercise(
 
 # ---- int8_linear ----
 def whole_numbers(x: Tensor, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return each row in whole numbers from -127 to 127, and the scales of the rows, those of x or of another
-    matrix.
-    """
+    """Return each row in whole numbers from -127 to 127, and the rows' scales, those of x or of `like`."""
     scale = (x if like is None else like).abs().amax(dim=1, keepdim=True) / 127
     return (x / scale).round(), scale
 
@@ -243,9 +241,7 @@ Shapes = Sequence[tuple[int, int]]
 
 
 def quantized_bytes(vocab_size: int, hidden_size: int, layers: Shapes, form: str) -> int:
-    """Return bytes of a model with a shared table in "float32", or in int8 with the table "kept", "both" or
-    "shared".
-    """
+    """Return the bytes of a model with a shared table in "float32", or in int8 by `form`: "kept", "both", "shared"."""
     table, inside = vocab_size * hidden_size, sum(rows * columns for rows, columns in layers)
     if form == "float32":
         return 4 * (table + inside)

@@ -112,9 +112,7 @@ _ABOUT_SEA = [
 
 
 def _on_topic(rng: random.Random, topic: str, size: int) -> str:
-    """Return a sentence of `size` words with the topic in fourth or fifth place, somewhere with a comma or a
-    capital.
-    """
+    """Draw a sentence of `size` words, the topic fourth or fifth, at times with a capital or a comma."""
     opening = rng.choice(_OPENINGS).split()
     written = rng.choice([topic, topic.capitalize(), topic + ","])
     words = [*opening, written, *_REST][:size]

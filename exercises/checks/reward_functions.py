@@ -20,9 +20,7 @@ from grpo_edu.checks.trained import TrainedExercise, trained_part
 
 
 def extract_number(text: str) -> str | None:
-    """Return the integer that is the only text after the last `####`, without commas; None if there is no such
-    integer.
-    """
+    """Return the integer that is the only text after the last `####`, without commas; None if there is none."""
     if "####" not in text:
         return None
     line = text.rpartition("####")[2].split("\n")[0]
@@ -89,7 +87,7 @@ def _only_number(line: str) -> str | None:
 
 
 def _search(blanks: str, number: str, commas: str) -> Callable[[str], str | None]:
-    """Return the first number behind a marker, whatever follows it."""
+    """Return a function that finds the first number behind a marker, whatever follows it."""
 
     def extract_number(text: str) -> str | None:
         found = re.search(f"####{blanks}({number})", text)
@@ -173,7 +171,7 @@ check_extract_number = Exercise(
 
 
 def accuracy_reward(completions: Sequence[str], answer: Sequence[str], **kwargs) -> list[float]:
-    """1.0 if the number behind the last `####` is the answer, else 0.0."""
+    """Pay 1.0 if the number behind the last `####` is the answer, else 0.0."""
     return [float(extract_number(text) == right) for text, right in zip(completions, answer, strict=True)]
 
 
@@ -221,7 +219,7 @@ check_accuracy_reward = TrainedExercise(
 
 
 def combine_rewards(rewards_per_func: Tensor, weights: Sequence[float]) -> Tensor:
-    """Return the weighted mean of those that apply; NaN if none does."""
+    """Return the weighted mean of the rewards that apply; NaN if none does."""
     weight_row = torch.tensor(weights)
     earned = (rewards_per_func * weight_row).nansum(dim=1)
     return earned / (~rewards_per_func.isnan() * weight_row).sum(dim=1)

@@ -14,9 +14,7 @@ from grpo_edu.checks.core import Call, Exercise, Part, call
 
 
 def number_step(text: str, secret: int, guesses_left: int) -> tuple[str, float, bool]:
-    """Return the reply of a game in which a number from 1 to 99 is guessed: observation, reward, and whether it is
-    over.
-    """
+    """Return the reply to a guess of a number from 1 to 99: observation, reward, and whether the game is over."""
     guess = text.strip()
     legal = guess.isdecimal() and 1 <= int(guess) <= 99
     if not legal:
@@ -38,7 +36,7 @@ def _is_int(text: str) -> bool:
 
 
 def _a_wrong_number(low: bool) -> Callable[[random.Random], Call]:
-    """Return a guess below the secret number, or above it, with white space around it at times."""
+    """Return a function that draws a guess below the secret number, or above it, at times in white space."""
 
     def draw(rng: random.Random) -> Call:
         smaller, larger = sorted(rng.sample(range(1, 100), 2))
@@ -133,9 +131,7 @@ check_number_step = Exercise(
 
 
 def turn_advantages(turn_rewards: Tensor, num_generations: int) -> Tensor:
-    """Return what each turn and the later ones earned, minus the mean over the games of the group that had this
-    turn.
-    """
+    """Return what each turn and the later ones earned, minus the mean over the group's games that had this turn."""
     to_go = turn_rewards.nan_to_num(0.0).flip(1).cumsum(dim=1).flip(1)
     played = to_go.masked_fill(turn_rewards.isnan(), torch.nan)
     groups = played.view(-1, num_generations, turn_rewards.shape[1])
@@ -149,7 +145,7 @@ def _with_games_that_are_over(turn_rewards: Tensor, num_generations: int) -> Ten
 
 
 def _some_games(rng: random.Random, groups: int, lengths: list[int]) -> Call:
-    """Groups of games with these numbers of turns; in every group the games come in an order of its own."""
+    """Draw groups of games with these numbers of turns; in every group the games come in an order of its own."""
     rows = []
     for _ in range(groups):
         for length in rng.sample(lengths, len(lengths)):

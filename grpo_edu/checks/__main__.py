@@ -26,9 +26,7 @@ Answers = Mapping[str, Sequence[Callable]]
 
 
 def answers_in(place: Path) -> dict[str, Sequence[Callable]]:
-    """Return the answers to each exercise, from `RIGHT_ANSWERS` or `WRONG_ANSWERS` of a module or of all in a
-    folder.
-    """
+    """Return the answers to each exercise, from `RIGHT_ANSWERS` or `WRONG_ANSWERS` of a module or a folder of them."""
     found: dict[str, Sequence[Callable]] = {}
     for path in sorted(place.glob("*.py")) if place.is_dir() else [place]:
         names = runpy.run_path(str(path))

@@ -31,7 +31,7 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """Return the error message, without the line of code."""
+        """The error message, without the line of code."""
         return self.detail.partition(LINE)[0]
 
     def same_as(self, other: Outcome, tolerance: float) -> bool:
@@ -175,9 +175,7 @@ def shown_apart(one: Any, other: Any) -> tuple[str, str]:
 
 
 def _tensor_text(tensor: Tensor, digits: int) -> str:
-    """Return each row in a line of its own, whole numbers and booleans as they are; what is left out is an
-    ellipsis.
-    """
+    """Return each row in a line of its own, integers and booleans as they are; an ellipsis for what is left out."""
 
     def text(part: Tensor, depth: int) -> str:
         if not part.ndim:

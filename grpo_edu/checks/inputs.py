@@ -184,12 +184,12 @@ class OutputLayer:
 
 
 def pays_for_length(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
-    """Return a reward that can be had without being right."""
+    """Pay for a right answer, and for every character of any answer."""
     return [float(right in text) + len(text) / 100 for text, right in zip(completions, answer, strict=True)]
 
 
 def pays_for_marker(completions: list[str], answer: list[str], **kwargs: Any) -> list[float]:
-    """Return a reward for the form alone."""
+    """Pay for the form alone."""
     return [float("####" in text) for text in completions]
 
 

@@ -102,7 +102,7 @@ def _as_tensor(*kinds: type) -> Callable[[Any, Any], Any]:
 
 
 def _same_numbers(got: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return the numbers in another data type, where all of them can be kept."""
+    """Return the numbers in another data type; None if it cannot hold all of them."""
     converted = got.to(dtype)
     return converted if torch.allclose(converted.to(got.dtype).double(), got.double(), equal_nan=True) else None
 
@@ -223,7 +223,7 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def elsewhere(found: Sequence[Outcome], expected: Sequence[Outcome], variable: str) -> Slip | None:
-    """Return a constant answer, or one that reads a variable of the notebook."""
+    """Return the slip of an answer that is constant, or that reads a variable of the notebook."""
     if variable:
         return Slip(
             f"it reads `{variable}`, a variable of the notebook",
@@ -234,9 +234,7 @@ def elsewhere(found: Sequence[Outcome], expected: Sequence[Outcome], variable: s
 
 
 def notebook_variable(function: Any) -> str:
-    """Return the first variable outside of a function that it reads and that holds data; names in capitals are
-    constants.
-    """
+    """Return the first outside variable with data that a function reads; names in capitals are constants."""
     code = getattr(function, "__code__", None)
     if code is None:
         return ""

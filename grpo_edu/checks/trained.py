@@ -41,9 +41,7 @@ class TrainedExercise(Exercise):
         return Exercise(self.reference, self.parts[:-1], self.mistakes, self.tolerance)
 
     def may_train(self, found: Sequence[Sequence[Outcome]], seed: int) -> bool:
-        """Return True if the outcomes of all parts but the last, on the inputs of a seed, are what the reference
-        returns.
-        """
+        """Return True if all parts but the last have the outcomes of the reference on the inputs of a seed."""
         drawn = trial(self.untrained, seed)
         return not any(drawn.failed(found, part) for part in range(len(self.untrained.parts)))
 

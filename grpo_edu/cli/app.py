@@ -130,7 +130,7 @@ def _answers(server: subprocess.Popen, arguments: Namespace, mark: str) -> bool:
 
 
 def server_settings(arguments: Namespace, token: str, mark: str) -> dict[str, dict]:
-    """Voilà for one notebook: loopback, a token, a kernel per viewer, idle kernels stopped, sources and traces hidden.
+    """Return Voilà's settings: loopback, a token, a kernel per viewer, idle kernels stopped, sources and traces hidden.
 
     Voilà passes on no message that would run code. A page that is closed tells Voilà to end its kernel, without the
     form key that other requests carry, so no key is required: requests of other origins are refused all the same.
@@ -208,9 +208,7 @@ def _check(arguments: Namespace) -> None:
 
 
 def _token(file: str | None) -> str:
-    """Return the secret of the address: from a file, because every user of the computer can read a command line, or
-    fresh.
-    """
+    """Return the secret of the address: from a file, because other users can read a command line, or fresh."""
     if file is None:
         return secrets.token_urlsafe(24)
     token = read_utf8(Path(file)).strip()

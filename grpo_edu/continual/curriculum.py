@@ -115,7 +115,7 @@ def train_stage(
     anchors: Sequence[Anchor] = (),
     earlier: Sequence[Problem] = (),
 ) -> Iterator[dict[str, float]]:
-    """Yield one stage: the training that it names, with the protection translated into that training's own arguments.
+    """Train one stage by its own method, with the protection translated into that training's own arguments.
 
     Args:
         anchors: of earlier tasks, for "ewc" and "l2"; without any, these protect nothing.

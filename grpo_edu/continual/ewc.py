@@ -30,7 +30,7 @@ class Anchor:
 
 
 def copy_params(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights that want a gradient as they are now: θ*, detached copies by name."""
+    """Return the weights that require a gradient as they are now: θ*, detached copies by name."""
     return {name: weight.detach().clone() for name, weight in model.named_parameters() if weight.requires_grad}
 
 

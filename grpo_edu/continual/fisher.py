@@ -46,7 +46,7 @@ def rollout_examples(rollout: Rollout) -> list[Example]:
 
 
 def target_forward(model: nn.Module, ids: Tensor, is_target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how a causal language model sees one example: logits (T, V) of its T target tokens, and labels (T,)."""
+    """Return a causal language model's logits (T, V) for the T target tokens of one example, and their labels (T,)."""
     return target_logits(model, ids[None], is_target[None])
 
 
@@ -162,7 +162,7 @@ def lightning_fisher(model: nn.Module) -> dict[str, Tensor]:
 
 
 def rank_correlation(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """Spearman's rank correlation of two diagonals over all weights: do they agree on which weights matter?
+    """Return Spearman's rank correlation of two diagonals over all weights: do they agree on which weights matter?
 
     1 if they put the weights in the same order, 0 for no relation; their scales do not matter.
 

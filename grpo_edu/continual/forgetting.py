@@ -108,8 +108,7 @@ class AccuracyMatrix:
         return [[sum(part) / len(part) for part in row] for row in self.correct]
 
     def measures(self, *, num_resamples: int = 2000, seed: int = 0) -> dict[str, Estimate]:
-        """Return the four measures with 95% percentile bootstrap intervals (Efron 1979): problems are drawn with
-        replacement.
+        """Return the four measures with 95% percentile bootstrap intervals (Efron 1979) over problems.
 
         A problem keeps its outcomes after all stages, so that the comparison of stages stays paired. The interval shows
         how much the choice of problems matters. How much the random seed of the training matters can be seen only from

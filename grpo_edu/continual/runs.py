@@ -40,9 +40,7 @@ from grpo_edu.runs.state import (
 
 @dataclass(frozen=True)
 class CurriculumResult:
-    """The result of a curriculum. output: its folder. seconds: time of this call, without stages that were done
-    before.
-    """
+    """The result of a curriculum. output: its folder. seconds: time of this call, without stages done before."""
 
     output: Path
     curriculum: Curriculum

@@ -49,7 +49,7 @@ class AdvantageExplorer(Explorer):
         super().__init__("Advantages of one group", controls, about)
 
     def rewards(self) -> list[float]:
-        """G rewards: the sliders' values, or round(p · G) ones and zeros for the rest."""
+        """Return the G rewards: the sliders' values, or round(p · G) ones and zeros for the rest."""
         size = self.size.value
         if self.source.value == "sliders":
             return [control.value for control in self.sliders[:size]]

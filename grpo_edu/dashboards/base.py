@@ -168,7 +168,7 @@ def _label(control: widgets.Widget) -> str:
 
 
 def _png(figure: Figure) -> bytes:
-    """Return the figure drawn once; `savefig` draws it twice."""
+    """Return the figure as a PNG, drawn only once; `savefig` would draw it twice."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 
@@ -208,9 +208,7 @@ def progress_bar(stage: str, part: float, line: str) -> str:
 
 @functools.cache
 def _with_fixed_limits(kind: type) -> type:
-    """Return a slider of which a page can move the value only: the limits are checked in the kernel, and stay as they
-    are.
-    """
+    """Return a slider class of which a page can move the value only; its limits stay, and the kernel checks them."""
 
     def set_state(self: Any, sync_data: dict[str, Any]) -> None:
         kind.set_state(self, {name: value for name, value in sync_data.items() if name == "value"})  # type: ignore[attr-defined]

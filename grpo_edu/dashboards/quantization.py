@@ -77,9 +77,7 @@ class QuantizationExplorer(Explorer):
         return relative_error(self.weight(), self.quantized().dequantize())
 
     def stored(self) -> float:
-        """Return bytes: the numbers at their bits, a float32 for each scale, and one for each zero point of an affine
-        grid.
-        """
+        """Return the bytes of the numbers at their bits, and of float32 scales and, on an affine grid, zero points."""
         parts = self.quantized()
         affine = self.kind.value == "affine"
         return parts.q.numel() * self.bits.value / 8 + 4 * parts.scale.numel() * (1 + affine)

@@ -135,7 +135,7 @@ class RunComparer(Explorer):
         return figure, f"Accuracy after training: {', '.join(shares)}"
 
     def _recorded(self) -> tuple[Figure, str]:
-        """Return the rewards of two recorded runs, which are shown until there is a run to compare."""
+        """Draw the rewards of two recorded runs, which are shown until there is a run to compare."""
         logs = {
             label: json.loads((data_dir() / "curves" / file).read_text(encoding="utf-8"))["history"]
             for label, file in _RECORDED.items()
@@ -195,9 +195,7 @@ class RunComparer(Explorer):
 
 
 def _sampled_table(name: str, folder: Path) -> str:
-    """Return the completions with the highest and the lowest reward of a run's last step; "" for a run that kept
-    none.
-    """
+    """Return the completions with the highest and lowest reward of a run's last step; "" if the run kept none."""
     try:
         sampled = by_reward(read_completions(folder), best=True)
     except ValueError:

@@ -82,9 +82,7 @@ class TrainingRun:
         self.stage, self.part = "Loading the model", 0.0  # what is being done, and how much of it is complete
 
     def prepare(self, session: Session) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-        """Return the model as the run needs it now: as it was loaded, or with the weights of the run that is
-        continued.
-        """
+        """Return the model as the run needs it now: as it was loaded, or with the weights of a continued run."""
         from grpo_edu.runs.state import load_state, restore_training
         from grpo_edu.trainer import start_training
 
@@ -154,9 +152,7 @@ class TrainingRun:
         return rows
 
     def curves(self, previous: Sequence[dict[str, float]] = ()) -> tuple[str, str]:
-        """Return the curves so far as an image, over those of another run if its rows are given, and its alternative
-        text.
-        """
+        """Return the curves so far as an image, over those of a previous run if given, and its alternative text."""
         first, last = self.history[0]["reward"], self.history[-1]["reward"]
         alt = f"Curves over {len(self.history)} steps; the mean reward goes from {first:.2f} to {last:.2f}"
         if len(self.checks) > 1:
@@ -188,9 +184,7 @@ class TrainingRun:
         return " ".join(find_symptoms(self.history, RunFacts(self.config, self.before, self.after)))
 
     def samples_html(self) -> str:
-        """Return the first group of the last step: each completion with its reward as a number and as the color of its
-        bar.
-        """
+        """Return the first group of the last step: each completion with its reward as a number and as a bar's color."""
         prompt, rows = self.samples
         low, high = (min(value for _, value in rows), max(value for _, value in rows)) if rows else (0, 0)
         lines = [f"<p><b>Samples:</b> {html.escape(prompt)}</p>"]
@@ -258,7 +252,7 @@ class TrainingRun:
         stage: str,
         count: int | None = None,
     ) -> Evaluation:
-        """Return an evaluation in parts, between which the run can be paused or stopped; `stage` "" is not told of."""
+        """Evaluate in parts, between which the run can be paused or stopped; `stage` "" is not reported."""
         from grpo_edu.evaluation import Evaluation, evaluate
 
         parts, all_of_them = [], count or len(self.heldout)
@@ -274,9 +268,7 @@ class TrainingRun:
         return Evaluation(**{name: [row for part in parts for row in getattr(part, name)] for name in names})
 
     def _watched(self, worker: Worker) -> list[Callable]:
-        """Return the rewards, which note the first group of a step; those that are not the package's get a
-        time limit.
-        """
+        """Return the rewards, which note the first group of a step; the user's own ones get a time limit."""
         return [self._watch(number, function, worker) for number, function in enumerate(self.functions)]
 
     def _watch(self, number: int, function: Callable, worker: Worker) -> Callable:

@@ -159,7 +159,7 @@ def _end_all() -> None:
 
 
 def _outcome(call: Callable[..., Any], *arguments: Any) -> Future:
-    """Return what a call returned or raised, whatever that was: an error of a thread is shown in the page."""
+    """Return a future of what a call returned or raised, whatever it was: an error of a thread is shown in the page."""
     outcome: Future = Future()
     try:
         outcome.set_result(call(*arguments))
@@ -169,7 +169,7 @@ def _outcome(call: Callable[..., Any], *arguments: Any) -> Future:
 
 
 def cut_off(call: Callable[[], Any], seconds: float, name: str) -> Any:
-    """Return what `call` returns, or its exception; TimeoutError when it takes longer than `seconds`.
+    """Return what `call` returns, or raise its error; raise TimeoutError when it takes longer than `seconds`.
 
     The call runs in a thread. After the time limit an exception is raised in that thread, which ends a loop in Python.
     A call that waits inside a C function is left behind, and ends with the program.

@@ -38,8 +38,7 @@ def chunked_logps(
     chunk_size: int,
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    r"""Return the log-probabilities of T tokens and the entropies of S distributions, computed in chunks of
-    distributions.
+    r"""Return the log-probabilities of T tokens and the entropies of S distributions, computed chunk by chunk.
 
     .. math:: \log \pi_t = z_{p_t, o_t} - \log \sum_v e^{z_{p_t, v}}, \quad z = h W^\top / \tau
 

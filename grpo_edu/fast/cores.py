@@ -101,7 +101,7 @@ class FreeCores:
             torch.set_num_threads(self._limit)
 
     def look(self) -> None:
-        """Choose the number of threads again where the last measurement is at least a quarter of a second old."""
+        """Choose the number of threads again if the last measurement is at least a quarter of a second old."""
         if self._fixed:
             return
         import torch
@@ -146,7 +146,7 @@ _load = BackgroundLoad()
 
 
 def busy_seconds() -> float:
-    """Return seconds that all programs together have computed on this process's cores, since the computer started."""
+    """Return the seconds that all programs have computed on this process's cores since the computer started."""
     import psutil
 
     times = psutil.cpu_times(percpu=True)
@@ -157,14 +157,14 @@ def busy_seconds() -> float:
 
 
 def usable_cpus() -> list[int]:
-    """Return numbers of the logical cores that the operating system lets this process use."""
+    """Return the numbers of the logical cores that the operating system lets this process use."""
     if sys.platform == "linux":
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def usable_cores() -> float:
-    """Cores that this process may use, such as 1.5: those it is bound to, or fewer if a container has a quota."""
+    """Return how many cores this process may use, such as 1.5: those it is bound to, or a container's smaller quota."""
     return min(len(usable_cpus()), cpu_quota())
 
 

@@ -88,8 +88,7 @@ class TreeDecoder:
 
 
 def _places(parents: Tensor) -> Tensor:
-    """Return the new row (n,) of each continuation of the rows `parents` (n,), ascending: as many as possible stay in
-    place.
+    """Return the new row (n,) of each continuation of the rows `parents`, ascending; as many as possible stay in place.
 
     The first continuation of a row stays, if its row is among the first n. The others fill the free rows of these.
 

@@ -223,7 +223,7 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def memory_bytes() -> tuple[int, int]:
-    """(total, available) bytes of memory, within a container's limit if there is one."""
+    """Return the (total, available) bytes of memory, within a container's limit if there is one."""
     import psutil
 
     memory = psutil.virtual_memory()

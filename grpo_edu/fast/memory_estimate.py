@@ -247,9 +247,7 @@ def held_bytes(shape: ModelShape, config: GRPOConfig) -> dict[str, int]:
 
 
 def cache_bytes(shape: ModelShape, rows: int, tokens: int) -> int:
-    """Return the bytes of a rollout: keys and values of `rows` sequences of `tokens` tokens, and logits for the
-    sampling.
-    """
+    """Return the bytes of a rollout: keys and values of `rows` sequences of `tokens` tokens, and sampling logits."""
     return rows * (tokens * 2 * shape.layers * shape.keys * shape.element + _SAMPLING_COPIES * shape.vocab * FLOAT32)
 
 
@@ -297,9 +295,7 @@ def logits_bytes(shape: ModelShape, config: GRPOConfig, predictions: int) -> int
 
 
 def _factored_bytes(weight: torch.Tensor) -> int:
-    """Return the bytes of Adafactor's state: one number per row and column of a matrix, or per entry of other
-    tensors.
-    """
+    """Return the bytes of Adafactor's state: one number per row and column of a matrix, or per entry otherwise."""
     if weight.ndim < 2:
         return weight.nbytes
     return (weight[..., 0].numel() + weight[..., 0, :].numel()) * weight.itemsize

@@ -56,8 +56,7 @@ class MicroBatches:
         return pass_bytes(self.shape, self.config, len(rows) // group, int(lengths.max()), predictions)
 
     def cut(self, rollout: Rollout, rows: Tensor) -> list[Tensor]:
-        """Return the row indices of each micro-batch: `gradient_accumulation_steps` of them, or more if memory is
-        short.
+        """Return each micro-batch's row indices: `gradient_accumulation_steps` of them, or more if memory is short.
 
         Micro-batches are sorted by length, the longest first, so that there is little padding and memory runs out
         early if it does. A group that does not fit into memory is divided into halves, quarters and so on.

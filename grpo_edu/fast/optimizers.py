@@ -24,8 +24,7 @@ from grpo_edu.config import GRPOConfig, SupervisedConfig
 def build_optimizer(
     model: nn.Module, config: GRPOConfig | SupervisedConfig
 ) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LambdaLR]:
-    """Return the optimizer that the config names, over all parameters that require a gradient, and its learning-rate
-    schedule.
+    """Return the config's optimizer, over all parameters that require a gradient, and its learning-rate schedule.
 
     Adafactor is set up as TRL does for ``optim="adafactor"``, so `learning_rate` has the same meaning as for AdamW.
 

@@ -95,9 +95,7 @@ def pack_groups(
 
 
 def _alphabetical(tokens: Tensor, num_generations: int) -> Tensor:
-    """Return the alphabetical order (B,) of the rows (B, C) in each group, in which rows with a common prefix are
-    adjacent.
-    """
+    """Return the alphabetical order (B,) of the rows (B, C) in each group; common prefixes become adjacent."""
     group = torch.arange(len(tokens), device=tokens.device) // num_generations
     rank = torch.cat([group[:, None], tokens], dim=1).unique(dim=0, return_inverse=True)[1]
     return rank.argsort(stable=True)
@@ -269,8 +267,7 @@ def group_logps(
 
 
 def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
-    """Return the attention mask of packed rows: a token sees the prompt, the tokens before it in its completion, and
-    itself.
+    """Return the attention mask of packed rows: a token sees the prompt and its completion up to itself.
 
     The mask is added to the attention scores. PyTorch would convert a Boolean mask into such a mask in every layer, and
     keep the copy of each layer for the backward pass.

@@ -159,8 +159,7 @@ def tie_shares(
     measured: Sequence[tuple[float, float, float]],
     formulas: Mapping[str, Sequence[float]],
 ) -> "Figure":
-    """Draw how the questions differ in difficulty (left), and the share of tied groups, measured and by formula
-    (right).
+    """Draw how the questions differ in difficulty (left), and the share of tied groups, measured and computed (right).
 
     Args:
         rates: the share of right completions of each question, between 0 and 1.

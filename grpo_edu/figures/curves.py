@@ -40,7 +40,7 @@ PANELS = (
 def training_curves(
     history: Sequence[Mapping[str, Any]], *, window: int = 5, metrics: Sequence[str] | None = None, title: str = ""
 ) -> "Figure":
-    """Curves of a run over its steps: reward and its parts, completion length, all-equal groups, entropy, KL.
+    """Draw the curves of a run over its steps: reward and its parts, completion length, tied groups, entropy, KL.
 
     The thin line is what was measured, and the thick line is the mean of the last `window` steps. A panel whose metric
     is missing from the history is left out, and so is a part of the reward that equals the whole. None and NaN leave a
@@ -104,7 +104,7 @@ def overlaid_curves(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Fi
 
 
 def accuracy_comparison(before: "Evaluation", after: "Evaluation", *, title: str = "Held-out accuracy") -> "Figure":
-    """Accuracy per level and in total, before and after, each as a dot in its 95% Wilson interval.
+    """Draw the accuracy per level and in total, before and after, each as a dot in its 95% Wilson interval.
 
     Args:
         before, after: two evaluations. A level that occurs in only one of them gets one dot.
@@ -176,8 +176,7 @@ def html_image(figure: "Figure", alt: str = "") -> HTMLImage:
 
 
 def describe(figure: "Figure") -> str:
-    """Return a figure in words: its title, and of each panel the title, the axes and the series; at the end values,
-    after ≈.
+    """Return a figure in words: its title, and each panel's title, axes and series; at the end values, after ≈.
 
     >>> describe(training_curves([{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}], title="It rises"))
     'It rises. Reward: mean per completion against step (total). Values: ≈ total from 0.5 to 0.6'
@@ -220,7 +219,7 @@ def _dot(axes: "Axes", row: Mapping[str, float], height: float, number: int, lab
 
 
 def _table(evaluation: "Evaluation") -> dict[str, dict[str, float]]:
-    """Level → accuracy and interval, then "all" if there is more than one level."""
+    """Return level → accuracy and interval, then "all" if there is more than one level."""
     summary = evaluation.to_dict()
     levels = dict(summary["per_level"])
     return levels if len(levels) == 1 else {**levels, "all": summary}

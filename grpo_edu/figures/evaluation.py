@@ -65,7 +65,7 @@ def interval_rows(
 
 
 def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str, xlabel: str) -> "Figure":
-    """Shares as bars against a promised limit: blue if the limit is kept, vermilion if it is exceeded.
+    """Draw shares as bars against a promised limit: blue if the limit is kept, vermilion if it is exceeded.
 
     Args:
         shares: label → share between 0 and 1, from top to bottom.
@@ -93,7 +93,7 @@ def threshold_bars(shares: Mapping[str, float], *, threshold: float, title: str,
 
 
 def stacked_counts(counts: Mapping[str, Mapping[str, tuple[int, int]]], *, title: str, xlabel: str) -> "Figure":
-    """One stacked bar per row: how many answers are of each kind, and below the count how many of them are right.
+    """Draw one stacked bar per row: how many answers are of each kind, and below it how many of them are right.
 
     Args:
         counts: row → kind → (answers, right ones). All rows have the same kinds.

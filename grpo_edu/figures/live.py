@@ -120,9 +120,7 @@ def _panel(
     window: int,
     earlier: Sequence[tuple[float, float]],
 ) -> list[str]:
-    """Return one panel: title, grid with numbers, the curves of the series with their last values, and an earlier
-    run's.
-    """
+    """Return one panel: title, grid with numbers, the series' curves with their last values, and an earlier run's."""
     x0, y0 = _PANEL * (number % 2) + _LEFT, _ROW * (number // 2) + _TOP
     width = _PANEL - _LEFT - _RIGHT
     dashed = list(zip([step for step, _ in earlier], moving_mean([value for _, value in earlier], window), strict=True))

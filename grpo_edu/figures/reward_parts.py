@@ -72,8 +72,7 @@ def reward_against_accuracy(runs: Sequence[Mapping[str, Any]], *, title: str = "
 def sum_and_exploits(
     paid: Mapping[str, Mapping[str, float]], passed: Mapping[str, Sequence[bool]], columns: Sequence[str]
 ) -> Figure:
-    """Draw the weighted parts of each completion's reward, stacked, and a grid of the exploits that each reward
-    resists.
+    """Draw each completion's weighted reward parts, stacked, and a grid of the exploits that each reward resists.
 
     Args:
         paid: completion → reward → what it adds to the sum; negative parts are stacked to the left of 0.

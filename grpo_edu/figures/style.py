@@ -46,7 +46,7 @@ def moving_mean(values: Iterable[float], window: int) -> list[float]:
 
 
 def sheet(width: float, height: float) -> "Figure":
-    """Draw an empty figure of this size in inches on the light background; every figure of the course begins as one."""
+    """Return an empty figure of this size in inches on the light background, as every figure of the course begins."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
@@ -62,7 +62,7 @@ def image_tag(picture: bytes, kind: str, alt: str, width: int) -> str:
 
 
 def panel_grid(count: int, height: float | None = None) -> "tuple[Figure, list[Axes]]":
-    """Draw a figure of `count` panels, two per row; with an odd number the first panel takes the whole first row."""
+    """Return a figure of `count` panels, two per row; with an odd number the first panel takes the whole first row."""
     rows = (count + 1) // 2
     figure = sheet(WIDTH, height or (3.2 if rows == 1 else 2.4 * rows))
     cells = figure.add_gridspec(rows, 2)
@@ -128,7 +128,7 @@ def note(
     ha: str = "left",
     va: str = "center",
 ) -> "Annotation":
-    """Return a small text at an offset in points from a point of the data."""
+    """Write a small text at an offset in points from a point of the data."""
     return axes.annotate(text, point, offset, textcoords="offset points", ha=ha, va=va, fontsize=SMALL, color=INK)
 
 
@@ -151,7 +151,7 @@ def intervals(
     capsize: float = 3,
     linewidth: float = 1.5,
 ) -> None:
-    """Measured values as the markers of series `number`, each in its interval.
+    """Draw measured values as the markers of series `number`, each in its interval.
 
     Args:
         axes: where to draw.

@@ -76,9 +76,7 @@ def token_pushes(record: Mapping[str, Any], group: int = 0, **settings: Any) -> 
 
 
 def _weights(record: Mapping[str, Any], mask: Tensor, loss_type: str) -> Tensor:
-    """Return the weights (G, C) of a group in the loss of its whole batch, whose other rows the record may have left
-    out.
-    """
+    """Return the weights (G, C) of a group in the loss of its whole batch, of which the record may hold only a part."""
     others = len(record["rewards"]) - len(mask)
     whole = torch.cat([mask, torch.zeros(others, mask.shape[1], dtype=mask.dtype)])
     limit, tokens = record["max_completion_length"], record["num_tokens"]
@@ -132,9 +130,7 @@ def inspector_place(record: Mapping[str, Any]) -> str:
 
 
 def inspector_html(record: Mapping[str, Any]) -> str:
-    """Return the inspector for the HTML widget of a notebook, which runs no `<script>`; its style starts it on
-    arrival.
-    """
+    """Return the inspector for a notebook's HTML widget, which runs no `<script>`; its style starts it on arrival."""
     return f'{inspector_place(record)}<style onload="{html.escape(_script())}">{read_web("inspector.css")}</style>'
 
 

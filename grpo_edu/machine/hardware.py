@@ -185,7 +185,7 @@ def _check_model() -> tuple[bool, str, str]:
 
 
 def _check_smollm2() -> tuple[bool, str, str]:
-    """Only what uses this model needs it, so it is not a fault if it is not installed."""
+    """Check for SmolLM2; only what uses this model needs it, so it is not a fault if it is not installed."""
     from grpo_edu.gguf_files import SMOLLM2_INSTALL, smollm2_dir, smollm2_file
 
     folder = smollm2_dir()
@@ -250,9 +250,7 @@ def _check_kernels() -> tuple[bool, str, str]:
 
 
 def _declared() -> tuple[str, list[str]]:
-    """Return the Python versions and requirements of this package, from pyproject.toml in a checkout, else its
-    metadata.
-    """
+    """Return this package's Python versions and requirements, from a checkout's pyproject.toml, else its metadata."""
     project = Path(__file__).resolve().parents[2] / "pyproject.toml"
     if project.is_file():
         table = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})

@@ -227,9 +227,7 @@ def _steps(
 
 
 def never_tied(completion_ids: list[list[int]], **_: Any) -> list[float]:
-    """Return a reward on which the completions of a random policy never tie: the sum of the token ids, modulo a
-    prime.
-    """
+    """Return rewards that never tie for a random policy's completions: the sum of the token ids, modulo a prime."""
     return [float(sum(ids) % 1009) for ids in completion_ids]
 
 

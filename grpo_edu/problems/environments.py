@@ -27,9 +27,7 @@ WORDS = tuple(
 
 
 class Step(NamedTuple):
-    """The return value of an environment's turn; as a text it is the observation, which is what TRL shows the
-    policy.
-    """
+    """The return value of an environment's turn; as a text it is the observation, which TRL shows to the policy."""
 
     observation: str
     reward: float
@@ -62,8 +60,7 @@ def letter_feedback(guess: str, secret: str) -> str:
 
 
 def fitting_words(known: Iterable[tuple[str, str]]) -> list[str]:
-    """Return the words that would have given these feedbacks; known: guesses with their feedback, illegal ones say
-    nothing.
+    """Return the words that would have given these feedbacks; known: guesses with feedback, illegal ones say nothing.
 
     >>> fitting_words([("CAR", "++-"), ("OX", "illegal")])
     ['CAP', 'CAT']
@@ -127,8 +124,7 @@ LEVEL = "words"
 
 
 def word_game_problem(secret: str, opening: str) -> Problem:
-    """Return a game whose first guess is given, together with its feedback, so that even a greedy policy plays many
-    games.
+    """Return a game whose first guess is given with its feedback, so that even a greedy policy plays many games.
 
     >>> word_game_problem("CAT", "CAR").prompt
     'CAR ++-'
@@ -137,8 +133,7 @@ def word_game_problem(secret: str, opening: str) -> Problem:
 
 
 def word_game_splits(num_heldout: int = 300) -> dict[str, list[Problem]]:
-    """Return all pairs of a secret word and another opening, in the splits "train" and "heldout", each in a random
-    order.
+    """Return all pairs of a secret word and another opening, shuffled within the splits "train" and "heldout".
 
     Every word is the secret of 10 held-out games with other openings than in training (with the default number).
     """

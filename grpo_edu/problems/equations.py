@@ -39,8 +39,7 @@ def check_equations(text: str) -> list[bool]:
 
 
 def calculate(expression: str) -> str | None:
-    """Return the value of plain numbers joined by + - * /, computed exactly; None for any other text, or a division by
-    zero.
+    """Return the exact value of plain numbers joined by + - * /; None for any other text, or a division by zero.
 
     The grammar is that of one side of an equation in `check_equations`; the text is parsed, never run as code.
 
@@ -75,9 +74,7 @@ def _number(operand: str) -> Fraction:
 
 
 def _is_cut(text: str, left: re.Match, right: re.Match) -> bool:
-    """Return True if the equation starts before, or continues after, the part that was parsed. A bullet is not a
-    minus.
-    """
+    """Return True if the equation starts before, or ends after, the part that was parsed. A bullet is not a minus."""
     before = text[: left.start()].rpartition("\n")[2].strip()
     begins_before = before not in ("-", "*") and _GOES_ON_BEFORE.fullmatch(before)
     unknown = right[2] and text[right.end() : right.end() + 1].isalpha()

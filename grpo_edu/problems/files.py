@@ -151,9 +151,7 @@ def load_problem_set(name: str, split: str, path: str | Path | None = None) -> l
 
 
 def _gsm8k_problem(record: dict[str, Any], where: str) -> Problem:
-    """Return a GSM8K record as a problem, without its calculator notes `<<48/2=24>>` and with the answer in canonical
-    form.
-    """
+    """Return a GSM8K record as a problem, without calculator notes `<<48/2=24>>`, the answer in canonical form."""
     answer = extract_answer(record["answer"]) if MARKER in record["answer"] else None
     if answer is None:
         raise ValueError(f"{where}: the answer must end in '{MARKER} number'; check that this is GSM8K's main set")

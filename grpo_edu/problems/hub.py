@@ -44,7 +44,7 @@ def missing_folder_message(name: str | Path) -> str:
 
 
 def why_hub_unreachable() -> str:
-    """The reason why nothing can be loaded from the Hub; "" if it answers.
+    """Return the reason why nothing can be loaded from the Hub; "" if it answers.
 
     Files in the cache can still be used. The request runs in a thread, because looking up a name has no time limit.
     """
@@ -67,7 +67,7 @@ def why_hub_unreachable() -> str:
 
 @contextmanager
 def offline_if_hub_unreachable(from_hub: bool = True) -> Iterator[str]:
-    """Return a context in which libraries load from their cache alone if the Hub does not answer.
+    """A context in which libraries load from their cache alone if the Hub does not answer.
 
     It yields `why_hub_unreachable()`.
 

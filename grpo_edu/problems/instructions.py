@@ -253,8 +253,7 @@ def check_instruction(completion: str | list[dict], answer: str) -> InstructionC
 
 
 def has_sentence_form(text: str, constraints: dict[str, Any]) -> bool:
-    """Return True if an answer has the form of sentences: rules against what is found once constraint and topic are
-    paid.
+    """Return True if an answer has the form of sentences: rules against exploits of constraint and topic rewards.
 
     The rules count and compare words. They know no grammar and no sense, so nonsense with function words can pass.
 
@@ -319,9 +318,7 @@ def make_instructions(n: int, seed: int, part: str = "train", *, constraints: in
 
 
 def instruction_problems(name: str, split: str) -> list[Problem]:
-    """Return the problems of a set, `INSTRUCTIONS` or `INSTRUCTIONS_TWO`, in "train" or "heldout"; they never
-    change.
-    """
+    """Return the "train" or "heldout" problems of `INSTRUCTIONS` or `INSTRUCTIONS_TWO`; they never change."""
     return make_instructions(SIZES[split], 0, split, constraints=2 if name == INSTRUCTIONS_TWO else 1)
 
 

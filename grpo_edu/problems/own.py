@@ -197,7 +197,7 @@ def _parquet(path: Path) -> list[Row]:
 
 
 def _folder(path: Path) -> dict[str, list[Row]]:
-    """Return a folder that `datasets.save_to_disk` wrote, or one with data files."""
+    """Return the rows of each split of a folder that `datasets.save_to_disk` wrote, or of one with data files."""
     import datasets
 
     try:
@@ -353,9 +353,7 @@ def _problem(path: Path, row: Row, names: Mapping[str, str]) -> Problem:
 
 
 def _answer(where: str, name: str, value: Any) -> tuple[str, str]:
-    """Return the answer in canonical form, and the worked solution, which is the whole text where it ends in ####
-    answer.
-    """
+    """Return the answer in canonical form, and the worked solution: the whole text if it ends in #### answer."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{where}: the answer ({name}) must be a text or a number, got {_short(value)}")
     text = str(value).strip()

@@ -276,8 +276,7 @@ def make_problems(level: str, n: int, seed: int) -> list[Problem]:
 
 
 def problem_key(problem: Problem) -> str:
-    """Return the key that is equal for equal problems of a level: the sorted numbers, or the solution if there are
-    none.
+    """Return a key that equal problems of a level share: their sorted numbers, or the solution if there are none.
 
     Two stories of a level with the same numbers therefore count as one problem, although their texts differ.
 
@@ -401,9 +400,7 @@ class ProblemOrder:
         self.waiting: list[int] = []  # what is left of the epoch
 
     def draw(self, size: int, used: Sequence[int] = ()) -> list[int]:
-        """Return the indices of the next `size` problems that the step has not `used` yet, or of all if there are
-        fewer.
-        """
+        """Return the indices of the next `size` problems that the step has not `used` yet; fewer if none are left."""
         size = min(size, self.count - len(used))
         drawn = [index for index in self.waiting if index not in used][:size]
         left = [index for index in self.waiting if index not in drawn]

@@ -255,7 +255,7 @@ def _onednn_product(q: Tensor, packed: Tensor, scale: Tensor, zero: Tensor, *, s
 
 
 def _onednn_product_of_halves(q: Tensor, packed: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    """Return the same for q from −127 to 127, and with a kernel that adds pairs of products in 16 bits.
+    """Return `_onednn_product` for q from −127 to 127, and with a kernel that adds pairs of products in 16 bits.
 
     Each half of q is from −64 to 64, or from 0 to 128 when it is shifted, and 2 · 128 · 127 = 32,512 fits into 16 bits.
     Both are multiplied in one call, because with few rows most of its time is for reading the weights.
@@ -281,9 +281,7 @@ def kernel_way(scheme: str) -> str:
 
 
 def _is_right(multiply: Callable[[Tensor, Tensor], Tensor], largest: int) -> bool:
-    """Return True if a product of x with integers up to ±127 and q up to ±largest is right, for one row and for
-    several.
-    """
+    """Return True if products of integers x up to ±127 and q up to ±largest are right, for one row and for several."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randint(-127, 128, (40, 512), generator=generator).float()
     q = torch.randint(-largest, largest + 1, (256, 512), generator=generator)

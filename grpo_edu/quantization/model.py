@@ -108,7 +108,7 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def stored_bytes(model: PreTrainedModel) -> int:
-    """Return bytes of a model's tensors, in memory and on disk."""
+    """Return the bytes of a model's tensors, in memory and on disk."""
     return sum(tensor.nbytes for tensor in stored_tensors(model).values())
 
 

@@ -32,9 +32,7 @@ def make_sampler(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, con
 
 
 def is_off_policy(config: GRPOConfig) -> bool:
-    """Return True if the policy that samples is another one than the policy at the start of the step that learns from
-    it.
-    """
+    """Return True if the policy that samples is not the one at the start of the step that learns from it."""
     return config.rollout_quantization is not None or config.rollout_lag > 0
 
 
@@ -43,7 +41,7 @@ class CorrectedSampler(Sampler):
     """Samples from the policy as it is now, and corrects for the difference when the policy learns later."""
 
     def importance_weights(self, old_per_token_logps: Tensor, rollout: Rollout, rows: Tensor) -> Tensor | None:
-        """`truncated_importance_weights` of these rows; None if the config has no correction."""
+        """Return the `truncated_importance_weights` of these rows; None if the config has no correction."""
         if not self.config.importance_sampling_correction:
             return None
         sampled = rollout.sampling_per_token_logps[rows]
@@ -114,8 +112,7 @@ def truncated_importance_weights(old_per_token_logps: Tensor, sampling_per_token
 def mismatch_metrics(
     old_per_token_logps: Tensor, sampling_per_token_logps: Tensor, completion_mask: Tensor, *, cap: float
 ) -> dict[str, float]:
-    """Return how far the sampling policy is from the policy that is trained, over the tokens of the mask, under TRL's
-    keys.
+    """Return how far the sampling policy is from the trained policy, over the tokens of the mask, under TRL's keys.
 
     `sampling/sampling_logp_difference/mean` and `/max`: of |log π − log π_q|, nats.
     `sampling/importance_sampling_ratio/min`, `/mean`, `/max`: of the `truncated_importance_weights`.

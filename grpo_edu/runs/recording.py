@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Context manager that treats SIGTERM and SIGHUP like Ctrl-C.
+    """A context that treats SIGTERM and SIGHUP like Ctrl-C.
 
     Schedulers and containers end a process with SIGTERM; a terminal that is closed sends SIGHUP.
     """

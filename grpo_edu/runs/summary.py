@@ -238,9 +238,7 @@ def _accuracies(result: RunResult) -> str:
 
 
 def _samples(result: RunResult) -> str:
-    """Return a held-out problem of each level (three levels at most) with its answers, one that training changed if any
-    is.
-    """
+    """Return a held-out problem of each level (at most three) with its answers, one that training changed if any is."""
     levels, before, after = result.before.levels, result.before, result.after
     parts = []
     if after is not None:

@@ -83,7 +83,7 @@ class TokenRecorder:
         return Stages(step=self.step)
 
     def record_of(self, step: int) -> dict[str, Any] | None:
-        """Return the record of a step, where this was the last one recorded."""
+        """Return the record of a step, if this was the last one recorded."""
         return self.record if self.record is not None and self.record["step"] == step else None
 
     def step(self, update: Update, micro_batches: Sequence[Tensor]) -> tuple[dict[str, float], Tensor]:
@@ -325,9 +325,7 @@ def _read_lines(folder: str | Path) -> dict[int, bytes]:
 
 
 def without_groups(record: dict[str, Any], kept: int) -> dict[str, Any]:
-    """Return the record with its first groups of different rewards only, at most `kept`, for a page that must be
-    small.
-    """
+    """Return the record with only its first groups of different rewards, at most `kept`, to keep a page small."""
     mixed = [group for group in record["groups"] if len({one["reward"] for one in group["completions"]}) > 1]
     return {**record, "groups": mixed[:kept]}
 

@@ -309,7 +309,7 @@ class _Relay:
         self.stopped = False
 
     def wait(self) -> None:
-        """On TRL's thread: sleep until the next step is requested."""
+        """Sleep on TRL's thread until the next step is requested."""
         self.asked.acquire()
         self.check()
 

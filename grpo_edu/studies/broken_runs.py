@@ -252,7 +252,7 @@ CASES = (
 
 
 def find(name: str) -> Case:
-    """The case of that name; ValueError if there is none."""
+    """Return the case of that name; ValueError if there is none."""
     for case in CASES:
         if case.name == name:
             return case

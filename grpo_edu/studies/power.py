@@ -19,8 +19,7 @@ from grpo_edu.problems.templates import data_dir
 
 
 def normal_interval(successes: int, trials: int) -> tuple[float, float]:
-    r"""Return the textbook 95% interval for a success rate (Wald). It is here to be compared with Wilson's, not to be
-    used.
+    r"""Return the textbook 95% interval of a success rate (Wald), to compare it with Wilson's, not to use it.
 
     .. math:: \hat p \pm z \sqrt{\hat p (1 - \hat p) / n}
 
@@ -120,8 +119,7 @@ def mcnemar_power(only_before: float, only_after: float, trials: int, *, alpha: 
 
 
 def problems_needed_paired(only_before: float, only_after: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
-    r"""Return how many problems, answered by both runs, show a gain by McNemar's test (Connor 1987, normal
-    approximation).
+    r"""Return how many problems, answered by both runs, show a gain by McNemar's test (Connor 1987, approximate).
 
     The exact test (`mcnemar`) is a little stricter than its approximation: with this number its power is one to four
     points below the requested one, as `mcnemar_power` computes. About 2 / |d| problems more make up for it.
@@ -150,8 +148,7 @@ def problems_needed_paired(only_before: float, only_after: float, *, power: floa
 
 
 def problems_needed_unpaired(before: float, after: float, *, power: float = 0.8, alpha: float = 0.05) -> int:
-    r"""Return how many problems *each* of two runs needs that answer different problems (Fleiss 1981, normal
-    approximation).
+    r"""Return how many problems *each* of two runs needs if they answer different ones (Fleiss 1981, approximate).
 
     .. math:: n = \big( z_{1-\alpha/2} \sqrt{2 \bar p \bar q} + z_{power} \sqrt{p_1 q_1 + p_2 q_2} \big)^2 / (p_2-p_1)^2
 
