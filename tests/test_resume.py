@@ -94,6 +94,16 @@ def full(*arguments, **options):
     raise OSError(28, "could not write the state (No space left on device); free some space", "state.pt")
 
 
+@pytest.fixture
+def hang_up_is_heard():
+    """Let SIGHUP do what it usually does: under nohup it is ignored, and so it is by whatever nohup starts."""
+    number = getattr(signal, "SIGHUP", signal.SIGTERM)
+    before = signal.signal(number, signal.SIG_DFL)
+    yield
+    signal.signal(number, before)
+
+
+@pytest.mark.usefixtures("hang_up_is_heard")
 @pytest.mark.parametrize(
     ("how", "every"),
     [

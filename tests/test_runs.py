@@ -242,9 +242,9 @@ def test_a_reward_that_fails_in_the_middle_loses_nothing(run, tmp_path, returned
     with pytest.raises(kind, match=message) as caught:
         run(rewards=failing)
     folder = tmp_path / "run"
-    assert caught.value.__notes__ == [
-        f"{folder} keeps 2 steps: metrics.jsonl, model, summary.md, state.pt; go on with --resume {folder}"
-    ]
+    (note,) = caught.value.__notes__
+    assert f"{folder} keeps 2 steps" in note and f"--resume {folder}" in note
+    assert all(name in note for name in ("metrics.jsonl", "model", "summary.md", "state.pt"))
     assert len(read_log(folder / "metrics.jsonl")) == 2 and load_policy(folder / "model")
     assert "Stopped by an error after 2 of 3 steps" in (folder / "summary.md").read_text()
     assert message.split(" r")[0] in json.loads((folder / "result.json").read_text())["failure"]

@@ -57,7 +57,7 @@ from grpo_edu.turns import environment_reward
 REPOSITORY = Path(__file__).resolve().parents[1]
 BENCHMARKS = REPOSITORY / "benchmarks"
 STORED = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))}
-NO_SCRIPT = {"gsm8k", "challenge"}  # the command line makes these
+NO_SCRIPT = {"gsm8k_evaluation", "challenge"}  # the command line makes these
 NO_MACHINE = {"extraction"}  # it counts, and counts alike everywhere
 
 

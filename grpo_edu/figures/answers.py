@@ -119,7 +119,7 @@ def group_html(answers: Sequence[Answer], title: str, *, scored: bool) -> str:
     lines = []
     for text, answer in sorted(rows.items(), key=lambda row: (-row[1]["reward"] if scored else 0, -counts[row[0]])):
         cells = [f"× {counts[text]}"]
-        sign, color = "", "#8a8a8a"
+        sign, color = "", "gray"
         if scored:
             right = answer["reward"] == 1
             sign, color = ("✓ ", COLORS[0]) if right else ("✗ ", COLORS[1])

@@ -214,5 +214,6 @@ def _base_header(stored: dict[str, Any]) -> list[str]:
     if (folder / "README.md").is_file():
         lines = (folder / "README.md").read_text(encoding="utf-8").partition("\n---")[0].splitlines()
         header = dict(line.split(": ", 1) for line in lines if ": " in line)
-    base = header.get("base_model", Path(base).name if folder.exists() else base)
-    return [f"base_model: {base}", *([f"license: {header['license']}"] if "license" in header else [])]
+    if "base_model" not in header and not Path(source).exists():  # otherwise the Hub would take a folder for a model
+        header["base_model"] = base
+    return [f"{name}: {header[name]}" for name in ("base_model", "license") if name in header]
