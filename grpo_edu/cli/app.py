@@ -20,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from grpo_edu.problems.files import read_utf8
+from grpo_edu.web import read_web
 
 _TEMPLATES = Path(__file__).resolve().parents[1] / "dashboards" / "share"  # the page that Voilà fills
 _NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"  # in a checkout of the course
@@ -27,11 +28,7 @@ _SOURCE = "from grpo_edu.dashboards.app import App\n\nApp()"  # the one cell tha
 _MARK = "X-Grpo-Edu"  # a header
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>:root {{ color-scheme: light dark }}
-body {{ max-width: 52em; margin: 1em auto; padding: 0 1em; font: 16px/1.55 system-ui, sans-serif }}
-pre {{ overflow-x: auto; padding: .5em; border-left: 3px solid #0072b2; font-size: 14px }}
-img {{ max-width: 100%; height: auto; background: white }} td, th {{ padding: .2em .6em; text-align: left }}
-.anchor-link {{ display: none }}</style></head>
+<title>{title}</title><style>{style}</style></head>
 <body><p><i>A notebook of the course, to read. To run it, start JupyterLab with python3 course.py lab.</i></p>{body}
 </body></html>
 """
@@ -182,7 +179,9 @@ def write_pages(notebooks: Path, folder: Path) -> None:
         body = re.sub(r'href="(\w+)\.ipynb', r'href="\1.html', body)
         body = re.sub(r'<a href="(?!https?:|#|\w+\.html)[^"]*"', "<a", body)  # files that the server does not offer
         page = folder / f"{file.stem}.html"
-        page.with_suffix(".part").write_text(_PAGE.format(title=file.stem, body=body), encoding="utf-8")
+        page.with_suffix(".part").write_text(
+            _PAGE.format(style=read_web("page.css"), title=file.stem, body=body), encoding="utf-8"
+        )
         page.with_suffix(".part").replace(page)
 
 

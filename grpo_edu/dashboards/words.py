@@ -12,6 +12,7 @@ import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Dashboard, button_row, offer
 from grpo_edu.dashboards.worker import Worker
+from grpo_edu.figures.style import COLORS
 from grpo_edu.problems.environments import WORDS, Step, WordGame, fitting_words, word_game_splits
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import render_prompt
@@ -26,8 +27,8 @@ _PLAYERS = {"before training": "wordy", "after training": "wordy_trained"}
 # The look of a letter and of an empty place, which needs no style sheet.
 _TILE = "text-align:center;vertical-align:middle;font-weight:bold;white-space:nowrap;min-width:2.4em;padding:4px 2px;"
 _SIGNS = {
-    "+": "background:#56C7A5;color:#000;border:3px solid #000",
-    "?": "background:#E69F00;color:#000;border:3px dashed #000",
+    "+": f"background:{COLORS[2]};color:#000;border:3px solid #000",
+    "?": f"background:{COLORS[4]};color:#000;border:3px dashed #000",
     "-": "border:2px solid rgba(128,128,128,.6)",
 }
 _EMPTY = "border:2px dotted rgba(128,128,128,.6)"
