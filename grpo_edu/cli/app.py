@@ -74,10 +74,11 @@ def run_app_command(arguments: Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="grpo-edu-app-") as folder:
         place = Path(folder)
         (place / "slots").mkdir()
-        pages = place / "notebooks"  # to be read beside the dashboards
+        pages = place / "notebooks"  # to be read next to the dashboards
+        ended = threading.Event()
+        writing = threading.Thread(target=write_pages, args=(_NOTEBOOKS, pages, ended))
         if _NOTEBOOKS.is_dir():
             pages.mkdir()
-            threading.Thread(target=write_pages, args=(_NOTEBOOKS, pages), daemon=True).start()
         nbformat.write(v4.new_notebook(cells=[v4.new_code_cell(_SOURCE)], metadata=_METADATA), place / "app.ipynb")
         # in a file that only its owner can read, and not on the command line, which every user of the machine can
         (place / "voila.json").write_text(json.dumps(server_settings(arguments, token, mark)), encoding="utf-8")
@@ -94,6 +95,7 @@ def run_app_command(arguments: Namespace) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # told to end, it does not leave Voilà behind
         server = subprocess.Popen([*command, "--no-browser"] if arguments.no_browser else command, env=env)
         try:
+            writing.start()
             print("grpo_edu: the server is starting …", flush=True)
             if not _answers(server, arguments, mark):
                 raise RuntimeError(
@@ -106,11 +108,13 @@ def run_app_command(arguments: Namespace) -> int:
         except KeyboardInterrupt:  # Voilà has not had it, where only this process was told
             return 0
         finally:
+            ended.set()
             server.terminate()
             try:
                 server.wait(timeout=20)
             except subprocess.TimeoutExpired:
                 server.kill()
+            writing.join()  # before its folder goes
 
 
 def _answers(server: subprocess.Popen, arguments: Namespace, mark: str) -> bool:
@@ -160,8 +164,8 @@ def server_settings(arguments: Namespace, token: str, mark: str) -> dict[str, di
     }
 
 
-def write_pages(notebooks: Path, folder: Path) -> None:
-    """Write each notebook with its stored outputs as a page, which needs no kernel and no network.
+def write_pages(notebooks: Path, folder: Path, ended: threading.Event) -> None:
+    """Write each notebook with its stored outputs as a page that needs no kernel and no network, until `ended` is set.
 
     Formulas stay in TeX, because what typesets them would come from the network.
     """
@@ -173,6 +177,8 @@ def write_pages(notebooks: Path, folder: Path) -> None:
     config = Config({"NbConvertBase": {"display_data_priority": kinds}})
     exporter = HTMLExporter(config=config, template_name="basic", embed_images=True, exclude_input_prompt=True)
     for file in sorted(notebooks.glob("*.ipynb")):
+        if ended.is_set():
+            return
         notebook = nbformat.read(file, as_version=4)
         notebook.metadata.pop("widgets", None)
         body, _ = exporter.from_notebook_node(notebook, {"metadata": {"path": str(notebooks)}})
