@@ -331,7 +331,7 @@ def attacks(port):
     stops += "    try:\n        os.kill(os.getppid(), number)\n    except PermissionError:\n        pass"
     connect = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)"
     long = '{"cell": 2, "error": "' + "x" * 5_000_000 + '"}'
-    garbled = Expected(0, "answers are sent")
+    garbled = Expected(0, "result channel")
     in_a_row = "from grpo_edu import " * 12_000
     return {
         "takes_references": (answered({}, [REFERENCE]), Expected(0, "KeyError")),  # there are no topics

@@ -32,7 +32,7 @@
       return node("tr", {}, node("td", { title: text }, sign + text), node("td", {}, percent(now)),
         node("td", { class: "bar" }, node("div", {}, ...bar), ...words));
     });
-    const head = node("tr", {}, ...names.map(name => node("th", { scope: "col" }, name)));
+    const head = node("tr", {}, ...names.map(name => name ? node("th", { scope: "col" }, name) : node("td", {})));
     const table = node("table", {}, node("caption", {}, title), node("thead", {}, head), node("tbody", {}, ...lines));
     return node("div", { class: "grpo-chances", role: "region", tabindex: "0", "aria-label": title }, table);
   }
