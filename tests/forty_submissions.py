@@ -283,7 +283,7 @@ def hostile(targets):
         ),
         "garbles_the_channel": (
             answered({}, ["import os\nos.write(3, b'not JSON\\n')"]),
-            Expected(0, "answers are sent"),
+            Expected(0, "result channel"),
         ),
         "new_checks": (answered({}, [NEW_CHECKS]), Expected(0)),
         "equal_to_all": (right(tie_probability=EQUAL_TO_ALL), Expected(16, "", "__eq__")),

@@ -546,9 +546,9 @@ def test_results_of_every_kind_are_judged(result, words):
     "result", [[0.0] * 3_000_000, torch.zeros(3_000_000), {number: 0 for number in range(3_000_000)}]
 )
 def test_a_huge_result_is_judged_at_once(result):
-    start = time.perf_counter()
+    start = time.process_time()
     text = str(DOUBLE(lambda x: result, seed=0))
-    assert time.perf_counter() - start < 5 and len(text) < 6000  # one second on a quiet computer
+    assert time.process_time() - start < 5 and len(text) < 6000  # one second on a quiet computer
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -221,10 +221,10 @@ def test_any_text_gives_a_stable_answer_or_none(text):
     ids=["digits", "groups", "spaces", "list", "hyphens", "phrases"],
 )
 def test_long_texts_are_read_in_time(text):
-    start = time.perf_counter()
+    start = time.process_time()
     normalize_answer(text)
     extract_answer(text)
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 def gsm8k_answers(folder):
