@@ -448,7 +448,7 @@ def test_an_interrupt_of_the_command_alone_ends_all(app):
     assert f"{address}/?token={TOKEN}" in (folder / "app.log").read_text()
     served = voila(server)
     os.kill(server.pid, signal.SIGINT)  # not to its group, as Ctrl-C in a terminal would
-    assert server.wait(timeout=SECONDS) == 0 and not served.is_running()
+    assert server.wait(timeout=SECONDS) == 0 and not served.is_running(), (folder / "app.log").read_text()
 
 
 def voila(server):

@@ -71,7 +71,8 @@ def run_app_command(arguments: Namespace) -> int:
 
     _check(arguments)
     token, mark = _token(arguments.token_file), secrets.token_hex(8)
-    with tempfile.TemporaryDirectory(prefix="grpo-edu-app-") as folder:
+    # A kernel that is still ending may write into the folder while it is removed, which is no error of the app.
+    with tempfile.TemporaryDirectory(prefix="grpo-edu-app-", ignore_cleanup_errors=True) as folder:
         place = Path(folder)
         (place / "slots").mkdir()
         pages = place / "notebooks"  # to be read next to the dashboards
