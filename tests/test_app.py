@@ -445,7 +445,10 @@ def test_an_idle_kernel_is_ended_though_its_page_is_open(browser, tmp_path):
 def test_an_interrupt_of_the_command_alone_ends_all(app):
     """The last test of this file, because it ends the app of the others."""
     address, folder, server = app
-    assert f"{address}/?token={TOKEN}" in (folder / "app.log").read_text()
+    deadline = time.monotonic() + SECONDS
+    while f"{address}/?token={TOKEN}" not in (folder / "app.log").read_text():  # a moment after the server answers
+        assert time.monotonic() < deadline and server.poll() is None
+        time.sleep(0.1)
     served = voila(server)
     os.kill(server.pid, signal.SIGINT)  # not to its group, as Ctrl-C in a terminal would
     assert server.wait(timeout=SECONDS) == 0 and not served.is_running(), (folder / "app.log").read_text()
