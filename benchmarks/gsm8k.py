@@ -29,10 +29,9 @@ from typing import Any
 import torch
 
 from benchmarks.extraction import last_number, same_number
-from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, share, shuffled
+from benchmarks.harness import RESULTS, Ledger, bits, finetune_for, finish_run, ledger_options, share, shuffled
 from grpo_edu import accuracy_reward, evaluate, format_reward, generate, load_policy, render_prompt
 from grpo_edu.config import SupervisedConfig
-from grpo_edu.continual.supervised import finetune
 from grpo_edu.fast.lora import add_lora, load_adapters
 from grpo_edu.machine.hardware import cpu_report
 from grpo_edu.model_files import choose_device
@@ -41,7 +40,6 @@ from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import PromptStyle, extract_answer, set_prompt_style
 from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.profiles import load_profile
-from grpo_edu.runs.run import resume_training, start_run
 
 COMMAND = "python -m benchmarks.gsm8k"
 LEDGER = RESULTS / "gsm8k.jsonl"
@@ -142,13 +140,7 @@ class Study:
         if arm == "supervised":
             return self.train_supervised(seed, steps)
         folder, run_config = FOLDER / f"{arm}-{seed}-{steps}", self.run_config(arm, seed, steps)
-        if not folder.exists():
-            start_run(run_config, output=folder)
-        elif not (folder / "model").exists():
-            resume_training(folder, rewards=run_config.reward_funcs)
-        rows = Ledger(folder / "metrics.jsonl").rows
-        if len(rows) < steps:
-            raise SystemExit(f"{folder.name} was stopped at step {len(rows)} of {steps}; {COMMAND} continues it")
+        rows = finish_run(folder, run_config, COMMAND)
         base, tokenizer = self.open_model(run_config.num_examples)
         return load_adapters(base, folder / "adapters"), tokenizer, summarize_steps(rows)
 
@@ -164,11 +156,8 @@ class Study:
         random.Random(seed).shuffle(problems)
         config = SupervisedConfig(max_steps=10**6, learning_rate=SUPERVISED_RATE, seed=seed)
         started = time.perf_counter()
-        for row in finetune(model, tokenizer, problems, config):
-            if row["num_tokens"] >= like["tokens"]:
-                break
-        spent = {"tokens": int(row["num_tokens"]), "seconds": round(time.perf_counter() - started, 1)}
-        return model, tokenizer, spent
+        tokens = finetune_for(model, tokenizer, problems, config, like["tokens"])
+        return model, tokenizer, {"tokens": tokens, "seconds": round(time.perf_counter() - started, 1)}
 
     # ---- judgement ----
 

@@ -315,6 +315,34 @@ class Ledger:
         self.rows.append(row)
 
 
+def finish_run(folder: Path, run_config: Any, command: str) -> list[dict[str, Any]]:
+    """Do a training run of a study in its folder, or continue it; returns the metrics of its steps.
+
+    Raises SystemExit, with the command that continues it, if the run was stopped again.
+    """
+    from grpo_edu.runs.run import resume_training, start_run
+
+    if (folder / "config.json").exists() and not (folder / "model").exists():
+        resume_training(folder, rewards=run_config.reward_funcs, progress=False)
+    elif not folder.exists():
+        start_run(run_config, output=folder, progress=False)
+    rows = Ledger(folder / "metrics.jsonl").rows
+    if len(rows) < run_config.config.max_steps:
+        stopped = f"{folder.name} was stopped at step {len(rows)} of {run_config.config.max_steps}"
+        raise SystemExit(f"{stopped}; {command} continues it")
+    return rows
+
+
+def finetune_for(model: Any, tokenizer: Any, problems: Sequence[Any], config: Any, tokens: int) -> int:
+    """Train on worked solutions until so many tokens were processed; returns how many they became."""
+    from grpo_edu.continual.supervised import finetune
+
+    for row in finetune(model, tokenizer, problems, config):
+        if row["num_tokens"] >= tokens:
+            break
+    return int(row["num_tokens"])
+
+
 def ledger_options(command: str, about: str | None) -> argparse.ArgumentParser:
     """Return the options of a study with a `Ledger`; the study adds its own."""
     parser = argparse.ArgumentParser(prog=command, description=about)

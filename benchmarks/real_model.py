@@ -40,6 +40,8 @@ from benchmarks.harness import (
     Ledger,
     bits,
     estimate,
+    finetune_for,
+    finish_run,
     ledger_options,
     ones,
     over_seeds_and_kinds,
@@ -68,7 +70,6 @@ from grpo_edu.problems.instructions import (
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.options import RunConfig
-from grpo_edu.runs.run import resume_training, start_run
 from grpo_edu.studies.fluency import fluency
 from grpo_edu.trainer import train
 
@@ -263,25 +264,18 @@ def trained(
     config = replace(TASKS[task].config, max_steps=steps, learning_rate=rate, seed=seed)
     if task == "arithmetic" and arm.lora_rank:
         return adapters_trained_on(arm, config, folder)
-    if (folder / "config.json").exists() and not (folder / "model").exists():
-        with products_in_bfloat16():
-            resume_training(folder, rewards=[reward], progress=False)
-    elif not folder.exists():
-        request = RunConfig(
-            str(start_of(task, seed)),
-            TASKS[task].data,
-            reward_funcs=(reward,),
-            config=config,
-            lora_rank=arm.lora_rank,
-            num_heldout=10,
-            greedy=False,
-            checkpoint_every=10,
-        )
-        with products_in_bfloat16():
-            start_run(request, output=folder, progress=False)
-    rows = Ledger(folder / "metrics.jsonl").rows
-    if len(rows) < steps:
-        raise SystemExit(f"{folder.name} was stopped at step {len(rows)} of {steps}; {COMMAND} continues it")
+    request = RunConfig(
+        str(start_of(task, seed)),
+        TASKS[task].data,
+        reward_funcs=(reward,),
+        config=config,
+        lora_rank=arm.lora_rank,
+        num_heldout=10,
+        greedy=False,
+        checkpoint_every=10,
+    )
+    with products_in_bfloat16():
+        rows = finish_run(folder, request, COMMAND)
     return *opened(folder / "model"), spent_on(rows)
 
 
@@ -326,10 +320,8 @@ def supervised(ledger: Ledger, task: str, arm: Arm, rate: float, seed: int, step
         examples = own_answers(arm.reward, seed, steps)
     config = SupervisedConfig(max_steps=10**6, prompts_per_step=16, learning_rate=rate, seed=seed)
     with products_in_bfloat16():
-        for row in finetune(model, tokenizer, examples, config):
-            if row["num_tokens"] >= tokens:
-                break
-    return model, tokenizer, int(row["num_tokens"])
+        tokens = finetune_for(model, tokenizer, examples, config, tokens)
+    return model, tokenizer, tokens
 
 
 @cache
@@ -367,23 +359,37 @@ def judge(model, tokenizer, task: str, part: str) -> dict[str, Any]:
 
     The perplexity is that of the untrained model, which finds strange what a policy writes only for its reward.
     """
-    length, found = TASKS[task].config.max_completion_length, {}
+    found: dict[str, Any] = {}
     for way, temperature in (("greedy", 0.0), ("sampled", 1.0)):
-        answers = evaluate(
-            model,
-            tokenizer,
-            problems_of(task, part),
-            temperature=temperature,
-            max_completion_length=length,
-            batch_size=100,
-            seed=SELECTION_SEED + 1,
-        )
+        answers = answer(model, tokenizer, task, problems_of(task, part), temperature)
         found[way] = bits(answers.correct)
         if task == "instructions":
             found |= {f"{way}/{name}": value for name, value in parts_of(answers, task, part).items()}
             found[f"{way}/fluency"] = fluency(*opened(MODEL), answers).to_dict()
         found[f"{way}/completions"] = answers.completions if way == "greedy" else []
     return found
+
+
+def answer(model, tokenizer, task: str, problems: Sequence[Problem], temperature: float) -> Evaluation:
+    """Return a policy's answers to problems of a task, with the settings of the study."""
+    return evaluate(
+        model,
+        tokenizer,
+        problems,
+        temperature=temperature,
+        max_completion_length=TASKS[task].config.max_completion_length,
+        batch_size=100,
+        seed=SELECTION_SEED + 1,
+    )
+
+
+def mean_reward(model, tokenizer, task: str, reward: RewardFunction) -> float:
+    """Return the mean reward of two samples for each selection problem."""
+    generator, config = torch.Generator().manual_seed(0), replace(TASKS[task].config, num_generations=2)
+    values = [
+        value for *_, value in scored(model, tokenizer, problems_of(task, "selection"), reward, config, generator)
+    ]
+    return sum(values) / len(values)
 
 
 def parts_of(answers: Evaluation, task: str, part: str) -> dict[str, str]:
@@ -407,12 +413,7 @@ def select(ledger: Ledger, task: str, name: str) -> None:
         if not ledger.wants(**key):
             continue
         model, tokenizer, spent = trained(ledger, task, name, rate, seed, TASKS[task].selection_steps)
-        generator, config = torch.Generator().manual_seed(0), replace(TASKS[task].config, num_generations=2)
-        values = [
-            value
-            for *_, value in scored(model, tokenizer, problems_of(task, "selection"), arm.reward, config, generator)
-        ]
-        ledger.add(**key, machine=MACHINE, mean_reward=sum(values) / len(values), **spent)
+        ledger.add(**key, machine=MACHINE, mean_reward=mean_reward(model, tokenizer, task, arm.reward), **spent)
         print(task, name, seed, rate, f"reward {ledger.rows[-1]['mean_reward']:.3f}", spent["seconds"], flush=True)
 
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, bits, ledger_options, share
+from benchmarks.harness import RESULTS, Ledger, bits, finetune_for, ledger_options, share
 from benchmarks.real_model import (
     FULL,
     GSM8K,
@@ -36,26 +36,24 @@ from benchmarks.real_model import (
     SELECTION_SEED,
     SUPERVISED,
     TASKS,
+    answer,
     best_rate,
     judge,
+    mean_reward,
     open_ledger,
     opened,
     problems_of,
     products_in_bfloat16,
-    scored,
     spent_on,
 )
-from grpo_edu import evaluate, render_prompt
+from grpo_edu import render_prompt
 from grpo_edu.batch import Batch
 from grpo_edu.config import GRPOConfig, SupervisedConfig
-from grpo_edu.continual.supervised import finetune
-from grpo_edu.evaluation import Evaluation
-from grpo_edu.fast.packing import per_token_logps
 from grpo_edu.problems.files import load_gsm8k
 from grpo_edu.problems.instructions import CONSTRAINTS, instruction_reward
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import PromptStyle, set_prompt_style
-from grpo_edu.rollout import encode_prompts
+from grpo_edu.studies.fluency import measure_nll
 from grpo_edu.trainer import Stages, train
 
 COMMAND = "python -m benchmarks.real_model_baselines"
@@ -134,7 +132,10 @@ def select_system_prompt(ledger: Ledger) -> None:
         if ledger.wants(**key):
             model, tokenizer = opened(MODEL)
             ledger.add(
-                **key, machine=MACHINE, text=text, mean_reward=mean_reward(model, with_system_prompt(tokenizer, text))
+                **key,
+                machine=MACHINE,
+                text=text,
+                mean_reward=mean_reward(model, with_system_prompt(tokenizer, text), TASK, instruction_reward),
             )
             print(ledger.rows[-1], flush=True)
 
@@ -153,7 +154,7 @@ def report_prompt_arm(ledger: Ledger, arm: str) -> None:
     found: dict[str, Any] = {}
     for way, temperature in (("greedy", 0.0), ("sampled", 1.0)):
         parts = [
-            answer(model, style[kind], problems_of(TASK, "heldout")[place :: len(KINDS)], temperature)
+            answer(model, style[kind], TASK, problems_of(TASK, "heldout")[place :: len(KINDS)], temperature)
             for place, kind in enumerate(KINDS)
         ]
         found[way] = bits(value for row in zip(*(part.correct for part in parts), strict=True) for value in row)
@@ -163,30 +164,6 @@ def report_prompt_arm(ledger: Ledger, arm: str) -> None:
             ]
     ledger.add(**key, machine=MACHINE, **found)
     print(arm, f"greedy {share(found['greedy']):.3f} sampled {share(found['sampled']):.3f}", flush=True)
-
-
-def answer(model: Any, tokenizer: Any, problems: Sequence[Problem], temperature: float) -> Evaluation:
-    """Return the answers to instructions, with the settings of the study."""
-    length = TASKS[TASK].config.max_completion_length
-    return evaluate(
-        model,
-        tokenizer,
-        problems,
-        temperature=temperature,
-        max_completion_length=length,
-        batch_size=100,
-        seed=SELECTION_SEED + 1,
-    )
-
-
-def mean_reward(model: Any, tokenizer: Any) -> float:
-    """Return the mean reward of two samples for each selection problem."""
-    generator, config = torch.Generator().manual_seed(0), replace(TASKS[TASK].config, num_generations=2)
-    values = [
-        value
-        for *_, value in scored(model, tokenizer, problems_of(TASK, "selection"), instruction_reward, config, generator)
-    ]
-    return sum(values) / len(values)
 
 
 # ---- arms that train ----
@@ -216,10 +193,8 @@ def train_arm(
         assert like is not None
         config = SupervisedConfig(max_steps=10**6, prompts_per_step=16, learning_rate=rate, seed=seed)
         with products_in_bfloat16():
-            for row in finetune(model, tokenizer, problems, config):
-                if row["num_tokens"] >= like["tokens"]:
-                    break
-        return model, tokenizer, {"tokens": int(row["num_tokens"]), "seconds": round(time.perf_counter() - started, 1)}
+            tokens = finetune_for(model, tokenizer, problems, config, like["tokens"])
+        return model, tokenizer, {"tokens": tokens, "seconds": round(time.perf_counter() - started, 1)}
     if arm == "seven kinds":
         problems = [one for one in problems if not set(left_out(seed)) & set(json.loads(one.answer))]
     stages = Stages(advantages=positives_only, rows=rows_with_a_reward) if arm == "positives" else None
@@ -238,7 +213,9 @@ def select_rate(ledger: Ledger, study: Ledger, arm: str) -> float | None:
         if ledger.wants(**key):
             steps = TASKS[TASK].selection_steps
             model, tokenizer, spent = train_arm(ledger, study, arm, rate, SELECTION_SEED, steps)
-            ledger.add(**key, machine=MACHINE, mean_reward=mean_reward(model, tokenizer), **spent)
+            ledger.add(
+                **key, machine=MACHINE, mean_reward=mean_reward(model, tokenizer, TASK, instruction_reward), **spent
+            )
             print(arm, rate, f"reward {ledger.rows[-1]['mean_reward']:.3f}", flush=True)
     rows = ledger.select(phase="select", arm=arm)
     if len(rows) < len(RATES[arm]):
@@ -263,7 +240,7 @@ def report_arm(ledger: Ledger, study: Ledger, arm: str, seed: int) -> None:
 
 def measure_further(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Return the greedy answers to other phrasings, and mean log-likelihoods of texts, in nats per token."""
-    phrased = answer(model, tokenizer, [say_otherwise(one) for one in problems_of(TASK, "heldout")], 0.0)
+    phrased = answer(model, tokenizer, TASK, [say_otherwise(one) for one in problems_of(TASK, "heldout")], 0.0)
     found: dict[str, Any] = {
         "phrased": bits(phrased.correct),
         "text_logps": score_texts(model, tokenizer, ordinary_texts()),
@@ -285,21 +262,10 @@ def ordinary_texts() -> list[tuple[str, str]]:
 
 def score_texts(model: Any, tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[float]:
     """Return the mean log-likelihood of each text after its beginning, in nats per token."""
-    found = []
-    for start in range(0, len(pairs), 8):
-        part = pairs[start : start + 8]
-        prompt_ids, prompt_mask = encode_prompts(model, tokenizer, [one for one, _ in part], max_completion_length=1)
-        texts = [
-            torch.tensor(ids) for ids in tokenizer([text for _, text in part], add_special_tokens=False)["input_ids"]
-        ]
-        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=tokenizer.pad_token_id)
-        lengths = torch.tensor([len(text) for text in texts])
-        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-        with torch.no_grad():
-            logps = per_token_logps(model, prompt_ids, prompt_mask, ids.to(model.device), mask.to(model.device))
-        assert isinstance(logps, torch.Tensor)
-        found += [round(value, 4) for value in (logps.sum(dim=1).cpu() / lengths).tolist()]
-    return found
+    beginnings, texts = zip(*pairs, strict=True)
+    return [
+        round(-nll / length, 4) for nll, length in zip(*measure_nll(model, tokenizer, beginnings, texts), strict=True)
+    ]
 
 
 def main() -> int:

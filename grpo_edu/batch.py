@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo_edu.advantages import ESTIMATORS, degenerate_groups, estimate_advantages, turn_advantages
 from grpo_edu.config import GRPOConfig
-from grpo_edu.problems.templates import Problem, ProblemOrder, reward_columns
-from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards
+from grpo_edu.problems.templates import Problem, ProblemOrder
+from grpo_edu.rewards import RewardFunction, combine_rewards, score_completions
 from grpo_edu.rollout import Rollout
 
 Advantages = Callable[[Tensor, GRPOConfig], Tensor]
@@ -52,15 +52,8 @@ def score_rollout(
     rows = [problem for problem in problems for _ in range(rollout.num_generations)]
     lengths = rollout.completion_mask.sum(dim=1).tolist()
     completion_ids = [ids[:length] for ids, length in zip(rollout.completion_ids.tolist(), lengths, strict=True)]
-    extra = {} if rollout.environments is None else {"environments": tuple(rollout.environments)}
-    rewards_per_func = compute_rewards(
-        reward_funcs,
-        prompts=[problem.prompt for problem in rows],
-        completions=rollout.completions,
-        completion_ids=completion_ids,
-        **reward_columns(rows),
-        **extra,  # as in TRL; a tuple, because a list would be copied for each function
-    ).to(rollout.completion_ids.device)
+    rewards_per_func = score_completions(reward_funcs, rows, rollout.completions, completion_ids, rollout.environments)
+    rewards_per_func = rewards_per_func.to(rollout.completion_ids.device)
     rewards = combine_rewards(rewards_per_func, config.reward_weights)
     loss_mask = rollout.policy_mask
     if config.mask_truncated_completions:

@@ -17,9 +17,9 @@ import numpy as np
 
 from grpo_edu.config import check_numbers
 from grpo_edu.problems.equations import check_equations
-from grpo_edu.problems.templates import Problem, as_problems, get_scorer, prompt_options, reward_columns
+from grpo_edu.problems.templates import Problem, as_problems, get_scorer, prompt_options
 from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, render_prompt
-from grpo_edu.rewards import RewardFunction, combine_rewards, compute_rewards
+from grpo_edu.rewards import RewardFunction, combine_rewards, score_completions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -329,13 +329,8 @@ def evaluate_in_batches(
         yield Evaluating(start + len(rows), len(problems))
     rewards: list[float] = []
     if reward_funcs is not None:
-        prompts = [problem.prompt for problem in problems]
-        columns: dict[str, Any] = reward_columns(problems) | {"completion_ids": completion_ids}
-        if environments is not None:
-            columns["environments"] = tuple(environments)
-        rewards = combine_rewards(
-            compute_rewards(reward_funcs, prompts=prompts, completions=completions, **columns)
-        ).tolist()
+        paid = score_completions(reward_funcs, problems, completions, completion_ids, environments)
+        rewards = combine_rewards(paid).tolist()
     scored = [_answer_and_score(problem, text) for problem, text in zip(problems, completions, strict=True)]
     correct = [
         rewards[row] >= 1.0 if rewards and not _has_answer(problem) else scored[row][1]

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.instructions import INSTRUCTION_REWARDS
-from grpo_edu.problems.templates import check_column, scorer_of_level
+from grpo_edu.problems.templates import Problem, check_column, reward_columns, scorer_of_level
 from grpo_edu.prompts import MARKER, Completion, completion_text, extract_answer, normalize_answer
 
 if TYPE_CHECKING:
@@ -218,6 +218,28 @@ def compute_rewards(
             stacklevel=2,
         )
     return torch.tensor(table, dtype=torch.float32, device="cpu").T.contiguous()
+
+
+def score_completions(
+    reward_funcs: RewardFunction | Sequence[RewardFunction],
+    problems: Sequence[Problem],
+    completions: Sequence[Completion],
+    completion_ids: Sequence[Sequence[int]],
+    environments: Sequence[Any] | None = None,
+) -> torch.Tensor:
+    """Return the rewards (B, K) of `compute_rewards` for a completion of each of B problems.
+
+    completion_ids: the tokens of each completion. environments: of conversations, one for each; None: no conversations.
+    """
+    extra = {} if environments is None else {"environments": tuple(environments)}
+    return compute_rewards(
+        reward_funcs,
+        prompts=[problem.prompt for problem in problems],
+        completions=completions,
+        completion_ids=completion_ids,
+        **reward_columns(problems),
+        **extra,  # as in TRL; a tuple, because a list would be copied for each function
+    )
 
 
 def combine_rewards(

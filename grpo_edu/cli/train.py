@@ -196,8 +196,8 @@ def add_reward_check_options(command: ArgumentParser) -> None:
 
 def run_reward_check_command(arguments: Namespace) -> int:
     """Print what a reward pays for right, wrong, empty and exploiting answers; returns the exit code."""
-    request = RunConfig(reward_funcs=(arguments.reward,), backend="trl", **given_options(arguments, _FILES))
-    data = request.load_data()
+    request = RunConfig(reward_funcs=(arguments.reward,), **given_options(arguments, _FILES))
+    data = request.load_data(backend="trl")  # also what only TRL's trainer gives to a reward
     from grpo_edu.model_files import load_tokenizer
     from grpo_edu.models import find_model
     from grpo_edu.studies.exploits import RIGHT, YOURS, judge_reward, try_reward
@@ -208,15 +208,8 @@ def run_reward_check_command(arguments: Namespace) -> int:
     chosen = problems[:: max(1, len(problems) // _TRIED)][:_TRIED]
     paid = try_reward(function, chosen, texts=arguments.texts, tokenizer=load_tokenizer(find_model("tiny"), ""))
     best = max((paid[right] for right in RIGHT if right in paid), default=None)
-    exploits = (
-        []
-        if best is None
-        else [
-            key
-            for key, value in paid.items()
-            if key not in RIGHT and not key.startswith(YOURS) and value > best - _MARGIN
-        ]
-    )
+    wrong = {key: value for key, value in paid.items() if key not in RIGHT and not key.startswith(YOURS)}
+    exploits = [] if best is None else [key for key, value in wrong.items() if value > best - _MARGIN]
     if arguments.json:
         print(json.dumps({"reward": name, "paid": paid, "exploits": exploits}))
         return 0

@@ -180,8 +180,10 @@ class RunConfig:
         """Names of the reward functions, as they appear in the metrics; nothing is loaded for them."""
         return [reward_label(entry) for entry in self.reward_funcs]
 
-    def load_data(self) -> RunData:
+    def load_data(self, *, backend: str | None = None) -> RunData:
         """Load problems and rewards.
+
+        backend: the trainer whose columns the rewards may ask for; None: the run's.
 
         Raises ValueError and OSError for files, rewards and numbers that are not valid.
         """
@@ -190,7 +192,7 @@ class RunConfig:
         functions = resolve_rewards(self.reward_funcs)
         problems, heldout = (score_with_user_reward(part, functions) for part in (problems, heldout))
         for function in functions:
-            check_columns(function, list(reward_columns(problems)), self.backend)
+            check_columns(function, list(reward_columns(problems)), backend or self.backend)
         return RunData(examples, problems, heldout, functions)
 
     def _load_training_problems(self) -> tuple[list[Problem], list[Problem]]:

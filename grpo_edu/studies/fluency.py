@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -62,34 +63,49 @@ def fluency(
     >>> measured.num_words, measured.distinct_words, measured.nll[0] < measured.nll[1]
     ([4, 2], [0.75, 0.5], True)
     """
+    rendered = [
+        render_prompt(tokenizer, prompt, **prompt_options(level))
+        for prompt, level in zip(evaluation.prompts, evaluation.levels, strict=True)
+    ]
+    nll, num_tokens = measure_nll(model, tokenizer, rendered, evaluation.completions, batch_size=batch_size)
+    words = [re.findall(r"\w+", completion.lower()) for completion in evaluation.completions]
+    distinct = [len(set(found)) / len(found) if found else 0.0 for found in words]
+    return Fluency(nll, num_tokens, [len(found) for found in words], distinct)
+
+
+def measure_nll(
+    model: "PreTrainedModel",
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[str],
+    texts: Sequence[str],
+    *,
+    batch_size: int = 16,
+) -> tuple[list[float], list[int]]:
+    """Return the negative log-likelihood of each text after its prompt, in nats, and its number of tokens.
+
+    prompts: rendered. batch_size: number of texts per forward pass. An empty text has the nll 0.
+    """
     import torch
 
     from grpo_edu.fast.packing import per_token_logps
     from grpo_edu.rollout import encode_prompts
 
-    nll, num_tokens = [], []
-    for start in range(0, evaluation.n, batch_size):
-        part = evaluation.take(range(start, min(start + batch_size, evaluation.n)))
-        rendered = [
-            render_prompt(tokenizer, prompt, **prompt_options(level))
-            for prompt, level in zip(part.prompts, part.levels, strict=True)
-        ]
-        prompt_ids, prompt_mask = encode_prompts(model, tokenizer, rendered, max_completion_length=1)
-        texts = [
-            torch.tensor(ids, dtype=torch.long)
-            for ids in tokenizer(part.completions, add_special_tokens=False)["input_ids"]
-        ]
-        ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True, padding_value=tokenizer.pad_token_id)
-        lengths = torch.tensor([len(text) for text in texts])
+    nll: list[float] = []
+    num_tokens: list[int] = []
+    for start in range(0, len(texts), batch_size):
+        end = start + batch_size
+        prompt_ids, prompt_mask = encode_prompts(model, tokenizer, prompts[start:end], max_completion_length=1)
+        encoded = tokenizer(list(texts[start:end]), add_special_tokens=False)["input_ids"]
+        rows = [torch.tensor(ids, dtype=torch.long) for ids in encoded]
+        ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
+        lengths = torch.tensor([len(row) for row in rows])
         num_tokens += lengths.tolist()
         if not ids.numel():
-            nll += [0.0] * part.n
+            nll += [0.0] * len(rows)
             continue
         mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
         with torch.no_grad():
             logps = per_token_logps(model, prompt_ids, prompt_mask, ids.to(model.device), mask.to(model.device))
         assert isinstance(logps, torch.Tensor)  # without entropies it is not a pair
         nll += (-logps.double().sum(dim=1)).tolist()
-    words = [re.findall(r"\w+", completion.lower()) for completion in evaluation.completions]
-    distinct = [len(set(found)) / len(found) if found else 0.0 for found in words]
-    return Fluency(nll, num_tokens, [len(found) for found in words], distinct)
+    return nll, num_tokens
