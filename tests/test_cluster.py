@@ -121,7 +121,7 @@ def test_the_published_recipe_reaches_trl(tmp_path):
     assert model.lora_target_modules == ["q_proj", "k_proj", "v_proj", "o_proj"] and model.dtype == "bfloat16"
     assert (training.per_device_train_batch_size, training.gradient_accumulation_steps) == (1, 8)
     assert (training.learning_rate, training.max_steps, training.save_steps) == (5e-5, 3 * 7473, 500)
-    assert script.reward_funcs == ["grpo_edu.rewards.accuracy_reward"]
+    assert script.reward_funcs == ["job_rewards.accuracy_reward"]
     zero = json.loads((tmp_path / "deepspeed.json").read_text())
     assert (zero["train_micro_batch_size_per_gpu"], zero["gradient_accumulation_steps"]) == (1, 8)
 
@@ -146,7 +146,7 @@ def test_a_task_of_ones_own_and_its_prompt_go_into_the_folder(tmp_path, monkeypa
     folder = tmp_path / "job"
     write_job(ClusterJob(profile, gpus_per_node=0), folder)
     script, training, model = read_as_trl(folder)
-    assert script.reward_funcs == ["grpo_edu.rewards.accuracy_reward", "job_rewards.brief"]
+    assert script.reward_funcs == ["job_rewards.accuracy_reward", "job_rewards.brief"]
     monkeypatch.syspath_prepend(folder)
     asked = [[{"role": "user", "content": "?"}]]
     answered = [[{"role": "assistant", "content": "yes"}]]
@@ -254,6 +254,7 @@ def test_files_are_replaced_only_when_asked(tmp_path):
     assert {path.name for path in write_job(job, tmp_path)} == {
         "job.sbatch",
         "job.yaml",
+        "job_rewards.py",
         "train.jsonl",
         "accelerate_gpu.yaml",
         "accelerate_cpu.yaml",

@@ -528,7 +528,7 @@ def test_a_job_for_a_cluster_carries_your_task(policy_dir, tmp_path, monkeypatch
     rows = [json.loads(line) for line in (tmp_path / "job" / "data" / "train.jsonl").read_text().splitlines()]
     assert len(rows) == 16 and rows[0]["prompt"][0] == {"role": "system", "content": "Be short."}
     config = (tmp_path / "job" / "job.yaml").read_text()
-    assert "- grpo_edu.rewards.accuracy_reward\n- job_rewards.mine\n" in config
+    assert "- job_rewards.accuracy_reward\n- job_rewards.mine\n" in config
     assert {path.name for path in (tmp_path / "job" / "task").iterdir()} == {"sums.jsonl", "r.py"}
     for name in ("sums.jsonl", "r.py", "short.txt"):
         (tmp_path / name).unlink()

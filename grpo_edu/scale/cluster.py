@@ -2,7 +2,7 @@
 
 job.sbatch            what Slurm runs: it finds the main node, starts one launcher per node, and evaluates the result
 job.yaml              the settings of the run under TRL's own names, for `trl grpo --config`
-job_rewards.py        your own rewards as TRL calls them: with texts, as in `grpo-edu train`
+job_rewards.py        the rewards as TRL calls them: your own get texts, as in `grpo-edu train`
 data/train.jsonl      the problems with their prompts, as chat messages
 task/                 your own problems and rewards, if the run has any
 tokenizer/            the tokenizer with the prompt of the run, where the run changes the model's own
@@ -144,10 +144,9 @@ def write_job(job: ClusterJob, folder: str | Path, *, overwrite: bool = False) -
     texts = {
         "job.sbatch": sbatch_script(job, folder, request),
         "job.yaml": trl_config(job, folder, request),
+        "job_rewards.py": reward_module(request, folder),
         "data/train.jsonl": prompt_rows(problems, request, style),
     }
-    if reward_module(request, folder):
-        texts["job_rewards.py"] = reward_module(request, folder)
     if job.gpus_per_node:
         texts["accelerate_gpu.yaml"] = accelerate_config(job, folder, gpu=True)
     texts["accelerate_cpu.yaml"] = accelerate_config(job, folder, gpu=False)
@@ -272,11 +271,11 @@ def reward_path(reward: str | RewardFunction) -> str:
     if isinstance(reward, str) and ":" in reward:
         return f"job_rewards.{reward.rpartition(':')[2]}"
     (function,) = resolve_rewards([reward])
-    return f"{function.__module__}.{function.__qualname__}"
+    return f"job_rewards.{function.__qualname__}"
 
 
 def reward_module(request: RunConfig, folder: Path) -> str:
-    """Return the module that imports the user's rewards and adapts them to TRL; "" if the run has none."""
+    """Return the module from which TRL imports the rewards of a run; the user's own are adapted to TRL."""
     lines = []
     for reward in request.reward_funcs:
         place, sign, name = reward.rpartition(":") if isinstance(reward, str) else ("", "", "")
@@ -284,7 +283,10 @@ def reward_module(request: RunConfig, folder: Path) -> str:
             place = ".".join(Path(place).relative_to(folder).with_suffix("").parts)
         if sign:
             lines.append(f"from {place} import {name}\n\n{name} = for_trl({name})\n")
-    return "\n".join(["from grpo_edu.rewards import for_trl", *lines]) if lines else ""
+        else:
+            (function,) = resolve_rewards([reward])
+            lines.append(f"from {function.__module__} import {function.__qualname__}\n")
+    return _template("job_rewards.py").render(rewards="\n".join(lines))
 
 
 def sbatch_script(job: ClusterJob, folder: Path, request: RunConfig | None = None) -> str:
