@@ -362,21 +362,20 @@ class AskTheModel(Dashboard):
             "size": size,
             "draws": self._draws,
             "label": f"{self.base} after {steps} steps here",
+            "first": self._first,
+            "last": self._last,
+            "weights": self._session.model.state_dict(),
         }
-        first = {f"first.{name}": part for name, part in zip(_PARTS, self._first, strict=True)}
-        if self._last:
-            first |= {f"last.{name}": part for name, part in zip(_PARTS, self._last, strict=True)}
         try:
-            keep_asked(self._place, content, self._session.model.state_dict() | first)
+            keep_asked(self._place, content)
         except OSError as error:
             self.say(f"This training run cannot be kept for later: {words_of(error)}", wrong=True)
 
     def _open(self) -> None:
         """Go back to a training run that was kept."""
         self.progress.value = ""
-        stored, self._trained = open_asked(Path(self.model.value))
-        self._first = [self._trained.pop(f"first.{name}") for name in _PARTS]
-        self._last = [self._trained.pop(f"last.{name}") for name in _PARTS if f"last.{name}" in self._trained]
+        stored = open_asked(Path(self.model.value))
+        self._first, self._last, self._trained = stored["first"], stored["last"], stored["weights"]
         self._place, self._draws = Path(self.model.value), stored["draws"]
         self.choose.value = stored["question"] if stored["question"] in self._known else ""
         self.question.value, self.answer.value, self.size.value = (
@@ -513,7 +512,7 @@ class AskTheModel(Dashboard):
         if self.model.value in dict(self._kept).values():
             try:
                 self._open()
-            except OSError as error:
+            except ValueError as error:
                 self.say(f"This run is not there any more: {words_of(error)}", wrong=True)
             return
         self._offer()
