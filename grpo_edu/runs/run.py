@@ -37,7 +37,6 @@ from grpo_edu.runs.record import RunMetadata, default_folder, read_resumable, re
 from grpo_edu.runs.recording import (
     RECOVERABLE_ERRORS,
     DeferInterrupts,
-    annotate_errors,
     note_what_is_kept,
     open_logs,
     sigterm_interrupts,
@@ -190,8 +189,11 @@ class Run:
                 if not self.history:
                     raise
                 stopped = error
-            with annotate_errors(self.folder, len(self.history)):
+            try:
                 yield from self._finish(stopped)
+            except BaseException as error:
+                note_what_is_kept(error, self.folder, len(self.history))
+                raise
 
     def _load(self) -> Iterator[Event]:
         """Load problems and model, and the state of a run that is resumed."""
