@@ -24,6 +24,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -40,6 +41,7 @@ from benchmarks.harness import (
 )
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt, train
 from grpo_edu.batch import score_rollout
+from grpo_edu.fast.optimizers import clip_and_step
 from grpo_edu.machine.step_process import never_tied
 from grpo_edu.problems.templates import LEVELS, Problem, prompt_options
 from grpo_edu.scale.trl_backend import train_with_trl, trl_settings
@@ -279,19 +281,21 @@ def phases(model, tokenizer, problems: list[Problem], reward: Callable, config: 
     """
     state, watch = start_training(model, tokenizer, problems, config), Stopwatch()
     state.sampler.generate = watch.timed("rollout", state.sampler.generate)
-    state.stepper.add = watch.timed("backward pass", state.stepper.add)
-    state.stepper.finish = watch.timed("optimizer", state.stepper.finish)
     stages = Stages(score=watch.timed("rewards", score_rollout))
     steps: dict[str, list[float]] = {}
-    for metrics in train(model, tokenizer, problems, reward, config, state=state, stages=stages):
-        step, watch.seconds = watch.seconds, {}
-        if metrics["step"] == 1:
-            continue
-        step["forward pass"] = metrics["step_time"] - sum(step.values())
-        for name, seconds in (step | {"whole step": metrics["step_time"]}).items():
-            steps.setdefault(name, []).append(seconds)
-        if metrics["step"] > rounds:
-            break
+    with (
+        patch.object(torch.Tensor, "backward", watch.timed("backward pass", torch.Tensor.backward)),
+        patch("grpo_edu.trainer.clip_and_step", watch.timed("optimizer", clip_and_step)),
+    ):
+        for metrics in train(model, tokenizer, problems, reward, config, state=state, stages=stages):
+            step, watch.seconds = watch.seconds, {}
+            if metrics["step"] == 1:
+                continue
+            step["forward pass"] = metrics["step_time"] - sum(step.values())
+            for name, seconds in (step | {"whole step": metrics["step_time"]}).items():
+                steps.setdefault(name, []).append(seconds)
+            if metrics["step"] > rounds:
+                break
     return {name: spread(seconds) for name, seconds in steps.items()}
 
 

@@ -34,7 +34,7 @@ from grpo_edu.batch import Batch, score_rollout
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.examples import pad_examples, target_logits
 from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
-from grpo_edu.fast.optimizers import build_optimizer, make_stepper
+from grpo_edu.fast.optimizers import build_optimizer, clip_and_step
 from grpo_edu.problems.environments import Calculator
 from grpo_edu.problems.equations import calculate
 from grpo_edu.problems.templates import Problem, ProblemOrder
@@ -61,7 +61,6 @@ def cold_start(model, tokenizer, problems: Sequence[Problem], config: Supervised
     """Supervised steps on worked solutions, without the calculator's replies; trains in place, yields each loss."""
     rows = [encode_turns(tokenizer, problem) for problem in problems]
     optimizer, _ = build_optimizer(model, config)
-    stepper = make_stepper(optimizer, config)
     order = ProblemOrder(len(rows), config.seed)
     for _ in range(config.max_steps):
         batch = [rows[index] for index in order.draw(config.prompts_per_step)]
@@ -69,9 +68,9 @@ def cold_start(model, tokenizer, problems: Sequence[Problem], config: Supervised
         is_target, _ = pad_examples([(row, 0) for _, row in batch], 0)
         logits, labels = target_logits(model, ids, is_target.bool())
         loss = torch.nn.functional.cross_entropy(logits, labels)
-        stepper.begin()
-        stepper.add(loss)
-        stepper.finish()
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        clip_and_step(optimizer, config.max_grad_norm)
         yield loss.item()
 
 

@@ -80,7 +80,7 @@ class TokenRecorder:
     @property
     def stages(self) -> Stages:
         """The stages of a training whose steps are recorded."""
-        return Stages(step=self.step)
+        return Stages(optimizer_step=self.step)
 
     def record_of(self, step: int) -> dict[str, Any] | None:
         """Return the record of a step, if this was the last one recorded."""
