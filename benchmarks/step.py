@@ -19,6 +19,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -251,7 +252,7 @@ def floors(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[str
 
 
 class Stopwatch:
-    """Adds up the seconds that functions take, by name.
+    """Adds up the seconds that functions take, and counts their calls, by name.
 
     >>> watch = Stopwatch()
     >>> watch.timed("sums", sum)([1, 2]), list(watch.seconds), watch.seconds["sums"] > 0
@@ -260,6 +261,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
 
     def timed(self, name: str, function: Callable) -> Callable:
         """Return the same function, with its seconds added up under `name`."""
@@ -270,6 +272,7 @@ class Stopwatch:
                 return function(*args, **options)
             finally:
                 self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+                self.counts[name] += 1
 
         return call
 

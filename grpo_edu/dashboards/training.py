@@ -190,8 +190,7 @@ class TrainingDashboard(Dashboard):
             line = run.words() if run.doing == "Training" and run.history else f"{run.doing} …"
             self.progress.value = progress_bar(run.doing, run.part, line)
         if run.history and now - self._drawn >= _EVERY:
-            with run.drawing:
-                self._draw()
+            self._draw()
             self._drawn = time.perf_counter()
 
     def _hold(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import html
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,20 +22,6 @@ NUM_CHECKED = 20  # held-out problems, the first ones, on which the run is measu
 _REWARD_SECONDS = 20.0  # time limit of the user's own reward functions for one batch
 
 
-class Stopwatch:
-    """A context that measures the seconds spent inside in total, and counts how often it was entered."""
-
-    def __init__(self) -> None:
-        self.seconds, self.count = 0.0, 0
-
-    def __enter__(self) -> None:
-        self._began = time.perf_counter()
-
-    def __exit__(self, *exception: object) -> None:
-        self.seconds += time.perf_counter() - self._began
-        self.count += 1
-
-
 class TrainingRun(Run):
     """A run that notes of its events what a dashboard shows.
 
@@ -44,7 +29,7 @@ class TrainingRun(Run):
         every: steps between two evaluations on the first `NUM_CHECKED` held-out problems; 0 for none.
         checks: step → accuracy on these problems.
         samples: a question of the last step, and its completions with their rewards.
-        part: how much of what the run is doing is complete. drawing: the time for pictures.
+        part: how much of what the run is doing is complete.
     """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -53,7 +38,6 @@ class TrainingRun(Run):
         self.checks: dict[int, float] = {}
         self.samples: tuple[str, list[tuple[str, float]]] = ("", [])
         self.part = 0.0
-        self.drawing = Stopwatch()
 
     def note(self, event: Event) -> None:
         """Note what an event says; after every so many steps, evaluate the policy on some held-out problems."""
@@ -131,11 +115,7 @@ class TrainingRun(Run):
         """Accuracy before and after, with the interval of the difference and the paired test."""
         assert self.before and self.after, "the run has not ended"
         found = compare(self.before, self.after)
-        return (
-            f"Accuracy on {len(self.before.correct)} held-out problems: "
-            f"{found.before:.0%} before, {found.after:.0%} after, {100 * found.difference:+.0f} points "
-            f"[{100 * found.low:+.0f}, {100 * found.high:+.0f}], exact McNemar p = {found.p_value:.2g}."
-        )
+        return f"Accuracy on {self.before.n} held-out problems: {found} (exact McNemar test)."
 
     def warnings(self) -> str:
         """Return what went wrong in the training, with cause and remedy; empty for a healthy run."""

@@ -25,6 +25,7 @@ from grpo_edu.fast.lora import adapters_off, reference_policy
 from grpo_edu.rollout import Rollout
 from grpo_edu.runs.completions import GzipLines, kept_file, read_lines, recorded_steps
 from grpo_edu.runs.folder import TOKENS
+from grpo_edu.runs.log import to_plain
 from grpo_edu.trainer import Stages, Update, optimizer_step
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def token_record(
         length = lengths[row]
         sampled = rollout.completion_ids[row, :length].tolist()
         found: dict[str, Any] = {
-            "reward": plain_reward(batch.rewards[row]),
+            "reward": to_plain(batch.rewards[row]),
             "advantage": round(column[row].item(), _PLACES),
             "tokens": join_parts(tokenizer, sampled, [text_of(token) for token in sampled]),
             "sampling": plain(rollout.sampling_per_token_logps[row, :length]),
@@ -264,14 +265,9 @@ def token_record(
         "learning_rate": config.learning_rate,
         "max_completion_length": config.max_completion_length,
         "num_tokens": int(batch.loss_mask.sum()),
-        "rewards": [plain_reward(reward) for reward in batch.rewards],
+        "rewards": to_plain(batch.rewards.tolist()),
         "groups": groups,
     }
-
-
-def plain_reward(reward: Tensor) -> float | None:
-    """Return a reward as JSON knows it: None for NaN, if no reward function applied."""
-    return None if reward.isnan() else reward.item()
 
 
 def _scaling(batch: Batch, config: GRPOConfig) -> str:
