@@ -51,7 +51,7 @@ from grpo_edu.figures.live import ACCURACY
 from grpo_edu.problems.instructions import INSTRUCTION_REWARDS, check_instruction, constraint_reward
 from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.rewards import REWARDS
-from grpo_edu.runs.tokens import TokenRecorder, score_tokens, without_groups
+from grpo_edu.runs.tokens import TokenRecorder, score_tokens
 from grpo_edu.studies.exploits import judge_reward
 from grpo_edu.trainer import start_training, train
 
@@ -232,15 +232,18 @@ def record_smollm2() -> None:
         for button in (ask.ask, ask.again):
             button.click()
             ask.worker.join()
-        if len(ask.looks) != 2:
+        if not ask.after:
             raise RuntimeError(ask.message.value)
-        for look in ask.looks:
-            look["chances"] = [float(f"{chance:.4g}") for chance in look["chances"]]
+        looks = []
+        for steps, rows, key in ((0, ask.before, "chance"), (ask.trained, ask.after, "then")):
+            chances = [float(f"{row[key]:.4g}") for row in ask.before]  # of the first answers
+            looks.append({"steps": steps, "rows": rows, "chances": chances})
+        for look in looks:
             for row in look["rows"]:
                 row |= {key: float(f"{row[key]:.4g}") for key in ("advantage", "chance")}
                 for key in ("start", "then"):
                     row.pop(key, None)
-        asked.append({"question": question, "looks": ask.looks})
+        asked.append({"question": question, "looks": looks})
         _store("ask_smollm2.json", {"run": STUDY_RUN, "asked": asked}, SMOLLM2)
 
 
@@ -274,6 +277,12 @@ def _train_default(board: TrainingDashboard) -> None:
     board.worker.join()
     if board.run.after is None:
         raise RuntimeError(board.message.value)
+
+
+def without_groups(record: dict[str, Any], kept: int) -> dict[str, Any]:
+    """Return the record with only its first groups of different rewards, at most `kept`, to keep a page small."""
+    mixed = [group for group in record["groups"] if len({one["reward"] for one in group["completions"]}) > 1]
+    return {**record, "groups": mixed[:kept]}
 
 
 def record_tokens() -> None:

@@ -320,12 +320,6 @@ def _read_lines(folder: str | Path) -> dict[int, bytes]:
     return lines
 
 
-def without_groups(record: dict[str, Any], kept: int) -> dict[str, Any]:
-    """Return the record with only its first groups of different rewards, at most `kept`, to keep a page small."""
-    mixed = [group for group in record["groups"] if len({one["reward"] for one in group["completions"]}) > 1]
-    return {**record, "groups": mixed[:kept]}
-
-
 def kept_steps(folder: str | Path) -> list[int]:
     """Return the steps whose tokens a run keeps."""
     return [step for step, _ in _records(Path(folder) / TOKENS)]
