@@ -18,14 +18,19 @@ import copy
 import json
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from benchmarks.harness import exit_code
 from grpo_edu.machine.hardware import machine
 from grpo_edu.runs.log import read_log
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.curriculum"
@@ -123,17 +128,20 @@ def moved(model, tokenizer, weights: dict, problems: list) -> dict[str, float]:
     return {"distance": distance, "kl": total / tokens}
 
 
+def rank_correlation(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """Return Spearman's rank correlation of two diagonals over all weights: do they agree on which weights matter?"""
+    import numpy as np
+    from scipy.stats import spearmanr
+
+    flat = [np.concatenate([diagonal[name].flatten() for name in first]) for diagonal in (first, second)]
+    return round(float(spearmanr(*flat).statistic), 12)
+
+
 def fisher_agreement(model_name: str, seed: int) -> dict:
     """Rank correlation of each way with the true Fisher on the first task; and of a second draw with the first."""
     import torch
 
-    from grpo_edu.continual.fisher import (
-        FISHER_KINDS,
-        fisher_diagonal,
-        lightning_fisher,
-        rank_correlation,
-        solution_examples,
-    )
+    from grpo_edu.continual.fisher import FISHER_KINDS, fisher_diagonal, lightning_fisher, solution_examples
     from grpo_edu.models import load_policy
     from grpo_edu.problems.files import load_problems
 

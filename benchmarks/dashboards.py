@@ -30,6 +30,7 @@ from ipywidgets import Widget
 from benchmarks.browser import measure_book, measure_browser
 from benchmarks.harness import RESULTS, exit_code, markdown, save, spread
 from benchmarks.real_model import FOLDER as REAL_RUNS
+from benchmarks.step import Stopwatch
 from grpo_edu import GRPOConfig, generate, load_policy, load_problems, render_prompt
 from grpo_edu.batch import Batch
 from grpo_edu.dashboards import (
@@ -50,7 +51,7 @@ from grpo_edu.figures.live import ACCURACY
 from grpo_edu.problems.instructions import INSTRUCTION_REWARDS, check_instruction, constraint_reward
 from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.rewards import REWARDS
-from grpo_edu.runs.tokens import TokenRecorder, score_tokens, without_groups
+from grpo_edu.runs.tokens import TokenRecorder, score_tokens
 from grpo_edu.studies.exploits import judge_reward
 from grpo_edu.trainer import start_training, train
 
@@ -124,24 +125,26 @@ def _board(*, steps: int, **settings: int) -> TrainingDashboard:
 
 
 def _train(board: TrainingDashboard) -> float:
-    """Start a run, wait for its end; seconds of its steps, pictures included."""
+    """Start a run, wait for its end; return the seconds of its steps."""
     _train_default(board)
-    return board.run.training_seconds + board.run.drawing.seconds
+    return board.run.training_seconds
 
 
 def measure_overhead(rounds: int, steps: int = 30) -> dict[str, Any]:
     """Live curves against none, in turn: seconds of a training in the same thread with and without pictures."""
-    live, dark = _board(steps=steps), _board(steps=steps)
-    dark._draw = lambda: None
+    live, dark, watch = _board(steps=steps), _board(steps=steps), Stopwatch()
+    live._draw, dark._draw = watch.timed("pictures", live._draw), lambda: None
     _train(live), _train(dark)  # models are loaded, libraries warm
     pairs, shares, rates, kept = [], [], [], []
     for _ in range(rounds):
-        seconds = {name: _train(board) for name, board in (("live", live), ("dark", dark))}
-        pairs.append(seconds["live"] / seconds["dark"] - 1)
-        shares.append(live.run.drawing.seconds / live.run.training_seconds)
-        seconds_of_training, count = live.run.training_seconds, live.run.drawing.count
-        rates.append(count / seconds_of_training)
-        kept.append(count / min(steps, seconds_of_training / LONGEST_GAP))
+        watch.seconds.clear()
+        watch.counts.clear()
+        training, without = _train(live), _train(dark)
+        drawing, count = watch.seconds["pictures"], watch.counts["pictures"]
+        pairs.append((training + drawing) / without - 1)
+        shares.append(drawing / training)
+        rates.append(count / training)
+        kept.append(count / min(steps, training / LONGEST_GAP))
     return {
         "share of the training's time": spread(shares),
         "slower than without": spread(pairs),
@@ -229,15 +232,18 @@ def record_smollm2() -> None:
         for button in (ask.ask, ask.again):
             button.click()
             ask.worker.join()
-        if len(ask.looks) != 2:
+        if not ask.after:
             raise RuntimeError(ask.message.value)
-        for look in ask.looks:
-            look["chances"] = [float(f"{chance:.4g}") for chance in look["chances"]]
+        looks = []
+        for steps, rows, key in ((0, ask.before, "chance"), (ask.trained, ask.after, "then")):
+            chances = [float(f"{row[key]:.4g}") for row in ask.before]  # of the first answers
+            looks.append({"steps": steps, "rows": rows, "chances": chances})
+        for look in looks:
             for row in look["rows"]:
                 row |= {key: float(f"{row[key]:.4g}") for key in ("advantage", "chance")}
                 for key in ("start", "then"):
                     row.pop(key, None)
-        asked.append({"question": question, "looks": ask.looks})
+        asked.append({"question": question, "looks": looks})
         _store("ask_smollm2.json", {"run": STUDY_RUN, "asked": asked}, SMOLLM2)
 
 
@@ -271,6 +277,12 @@ def _train_default(board: TrainingDashboard) -> None:
     board.worker.join()
     if board.run.after is None:
         raise RuntimeError(board.message.value)
+
+
+def without_groups(record: dict[str, Any], kept: int) -> dict[str, Any]:
+    """Return the record with only its first groups of different rewards, at most `kept`, to keep a page small."""
+    mixed = [group for group in record["groups"] if len({one["reward"] for one in group["completions"]}) > 1]
+    return {**record, "groups": mixed[:kept]}
 
 
 def record_tokens() -> None:

@@ -79,7 +79,7 @@ from grpo_edu.continual.examples import exact_kl, pad_examples, target_logits
 from grpo_edu.continual.fisher import rollout_examples
 from grpo_edu.continual.supervised import finetune
 from grpo_edu.evaluation import crossed_bootstrap
-from grpo_edu.fast.optimizers import build_optimizer, make_stepper
+from grpo_edu.fast.optimizers import build_optimizer, clip_and_step
 from grpo_edu.problems.puzzles import puzzle_splits
 from grpo_edu.problems.templates import ProblemOrder
 from grpo_edu.rollout import Rollout
@@ -154,17 +154,16 @@ def distill(
     The gradient goes through the student's distribution at each token and not through the sampling.
     """
     optimizer, _ = build_optimizer(model, config)
-    stepper = make_stepper(optimizer, config)
     order, generator = ProblemOrder(len(asked), config.seed), torch.Generator().manual_seed(config.seed)
     for step in range(1, config.max_steps + 1):
         drawn = [asked[index] for index in order.draw(config.prompts_per_step)]
         batch = padded(sampled(model, tokenizer, drawn, 1, generator), tokenizer)
         with torch.no_grad():
             wanted = target_logits(teacher, *batch)[0]
-        stepper.begin()
+        optimizer.zero_grad(set_to_none=False)
         loss = exact_kl(target_logits(model, *batch)[0], wanted).mean()
-        stepper.add(loss)
-        yield {"step": step, "loss": loss.item(), "grad_norm": stepper.finish()}
+        loss.backward()
+        yield {"step": step, "loss": loss.item(), "grad_norm": clip_and_step(optimizer, config.max_grad_norm)}
 
 
 def in_other_form(text: str) -> str:

@@ -19,11 +19,13 @@ import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -40,6 +42,7 @@ from benchmarks.harness import (
 )
 from grpo_edu import GRPOConfig, accuracy_reward, generate, load_policy, load_problems, render_prompt, train
 from grpo_edu.batch import score_rollout
+from grpo_edu.fast.optimizers import clip_and_step
 from grpo_edu.machine.step_process import never_tied
 from grpo_edu.problems.templates import LEVELS, Problem, prompt_options
 from grpo_edu.scale.trl_backend import train_with_trl, trl_settings
@@ -249,7 +252,7 @@ def floors(model, tokenizer, prompts: list[str], config: GRPOConfig) -> dict[str
 
 
 class Stopwatch:
-    """Adds up the seconds that functions take, by name.
+    """Adds up the seconds that functions take, and counts their calls, by name.
 
     >>> watch = Stopwatch()
     >>> watch.timed("sums", sum)([1, 2]), list(watch.seconds), watch.seconds["sums"] > 0
@@ -258,6 +261,7 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.counts: Counter[str] = Counter()
 
     def timed(self, name: str, function: Callable) -> Callable:
         """Return the same function, with its seconds added up under `name`."""
@@ -268,6 +272,7 @@ class Stopwatch:
                 return function(*args, **options)
             finally:
                 self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+                self.counts[name] += 1
 
         return call
 
@@ -279,19 +284,21 @@ def phases(model, tokenizer, problems: list[Problem], reward: Callable, config: 
     """
     state, watch = start_training(model, tokenizer, problems, config), Stopwatch()
     state.sampler.generate = watch.timed("rollout", state.sampler.generate)
-    state.stepper.add = watch.timed("backward pass", state.stepper.add)
-    state.stepper.finish = watch.timed("optimizer", state.stepper.finish)
     stages = Stages(score=watch.timed("rewards", score_rollout))
     steps: dict[str, list[float]] = {}
-    for metrics in train(model, tokenizer, problems, reward, config, state=state, stages=stages):
-        step, watch.seconds = watch.seconds, {}
-        if metrics["step"] == 1:
-            continue
-        step["forward pass"] = metrics["step_time"] - sum(step.values())
-        for name, seconds in (step | {"whole step": metrics["step_time"]}).items():
-            steps.setdefault(name, []).append(seconds)
-        if metrics["step"] > rounds:
-            break
+    with (
+        patch.object(torch.Tensor, "backward", watch.timed("backward pass", torch.Tensor.backward)),
+        patch("grpo_edu.trainer.clip_and_step", watch.timed("optimizer", clip_and_step)),
+    ):
+        for metrics in train(model, tokenizer, problems, reward, config, state=state, stages=stages):
+            step, watch.seconds = watch.seconds, {}
+            if metrics["step"] == 1:
+                continue
+            step["forward pass"] = metrics["step_time"] - sum(step.values())
+            for name, seconds in (step | {"whole step": metrics["step_time"]}).items():
+                steps.setdefault(name, []).append(seconds)
+            if metrics["step"] > rounds:
+                break
     return {name: spread(seconds) for name, seconds in steps.items()}
 
 

@@ -12,7 +12,10 @@ import dataclasses
 import itertools
 import re
 import time
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import torch
 
 from benchmarks.harness import (
     RESULTS,
@@ -29,11 +32,14 @@ from benchmarks.harness import (
 from grpo_edu import GRPOConfig, accuracy_reward, evaluate, load_policy, save_policy, train
 from grpo_edu.batch import Batch, score_rollout
 from grpo_edu.config import SupervisedConfig
+from grpo_edu.continual.examples import pad_examples, target_logits
 from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
+from grpo_edu.fast.optimizers import build_optimizer, clip_and_step
 from grpo_edu.problems.environments import Calculator
 from grpo_edu.problems.equations import calculate
+from grpo_edu.problems.templates import Problem, ProblemOrder
 from grpo_edu.rollout import Rollout
-from grpo_edu.studies.tool_use import cold_start, tool_splits
+from grpo_edu.studies.tool_use import encode_turns, tool_splits
 from grpo_edu.trainer import Stages, start_training
 
 COMMAND = "python -m benchmarks.tool_rollouts"
@@ -49,6 +55,23 @@ ARMS = ("tool", "no tool", "unmasked")
 def score_without_mask(rollout: Rollout, *arguments: Any) -> Batch:
     """Return the batch of a rollout, with the calculator's tokens in the loss as if the policy had written them."""
     return score_rollout(dataclasses.replace(rollout, tool_mask=None), *arguments)
+
+
+def cold_start(model, tokenizer, problems: Sequence[Problem], config: SupervisedConfig) -> Iterator[float]:
+    """Supervised steps on worked solutions, without the calculator's replies; trains in place, yields each loss."""
+    rows = [encode_turns(tokenizer, problem) for problem in problems]
+    optimizer, _ = build_optimizer(model, config)
+    order = ProblemOrder(len(rows), config.seed)
+    for _ in range(config.max_steps):
+        batch = [rows[index] for index in order.draw(config.prompts_per_step)]
+        ids, _ = pad_examples([(row, 0) for row, _ in batch], tokenizer.pad_token_id)
+        is_target, _ = pad_examples([(row, 0) for _, row in batch], 0)
+        logits, labels = target_logits(model, ids, is_target.bool())
+        loss = torch.nn.functional.cross_entropy(logits, labels)
+        optimizer.zero_grad(set_to_none=False)
+        loss.backward()
+        clip_and_step(optimizer, config.max_grad_norm)
+        yield loss.item()
 
 
 def started_policy() -> tuple:

@@ -105,13 +105,13 @@ class Estimator:
 
     function: (rewards, num_generations) → advantages (B,); one that scales also takes ``scale_rewards``.
     scales: whether ``scale_rewards`` has an effect.
-    centers: whether the advantages of a group with equal rewards are 0.
+    has_baseline: whether rewards are compared with others, so that a group with equal rewards has advantages of 0.
     trl: whether TRL's ``GRPOTrainer`` has it.
     """
 
     function: Callable[..., Tensor]
     scales: bool = False
-    centers: bool = True
+    has_baseline: bool = True
     trl: bool = False
 
 
@@ -119,7 +119,7 @@ class Estimator:
 ESTIMATORS = {
     "group": Estimator(group_advantages, scales=True, trl=True),
     "rloo": Estimator(rloo_advantages),
-    "none": Estimator(rewards_themselves, centers=False),
+    "none": Estimator(rewards_themselves, has_baseline=False),
 }
 
 

@@ -93,7 +93,7 @@ def rows_with_gradient(batch: Batch, config: GRPOConfig) -> Tensor:
     if batch.rollout.turn_rewards is not None and batch.advantages.ndim == 2:  # see `score_by_turn`
         differs = (batch.advantages != 0).any(dim=1).view(groups.shape).any(dim=1)
         return groups[differs].flatten()
-    if ESTIMATORS[config.advantage_estimator].centers:
+    if ESTIMATORS[config.advantage_estimator].has_baseline:
         groups = groups[~degenerate_groups(batch.rewards, config.num_generations)]
     return groups.flatten()
 

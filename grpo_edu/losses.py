@@ -64,7 +64,7 @@ def weight_by_rows_given(mask: Tensor, max_completion_length: int | None, num_it
     return mask / mask.sum().clamp(min=1)
 
 
-def weight_by_update(mask: Tensor, max_completion_length: int | None, num_items: int | Tensor | None) -> Tensor:
+def weight_by_batch_tokens(mask: Tensor, max_completion_length: int | None, num_items: int | Tensor | None) -> Tensor:
     """1 / ``num_items`` if given, else 1 / tokens of the rows given"""
     if num_items is None:
         num_items = mask.sum()
@@ -110,8 +110,8 @@ LOSSES = {
     "grpo": Loss(clipped_loss, weight_by_completion, "https://arxiv.org/abs/2402.03300", trl="grpo"),
     "bnpo": Loss(clipped_loss, weight_by_rows_given, "TRL", trl="bnpo"),
     "dr_grpo": Loss(clipped_loss, weight_by_limit, "https://arxiv.org/abs/2503.20783", trl="dr_grpo"),
-    "dapo": Loss(clipped_loss, weight_by_update, "https://arxiv.org/abs/2503.14476", trl="dapo"),
-    "cispo": Loss(capped_loss, weight_by_update, "https://arxiv.org/abs/2506.13585", clips="weight", trl="cispo"),
+    "dapo": Loss(clipped_loss, weight_by_batch_tokens, "https://arxiv.org/abs/2503.14476", trl="dapo"),
+    "cispo": Loss(capped_loss, weight_by_batch_tokens, "https://arxiv.org/abs/2506.13585", clips="weight", trl="cispo"),
     "reinforce": Loss(loss_without_ratio, weight_by_rows, "Williams 1992", clips="", uses_ratio=False),
 }
 

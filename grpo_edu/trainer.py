@@ -12,8 +12,8 @@ this file from top to bottom, or follow a token in a debugger:
 `training` is what all steps of a run share: model, problems, settings and so on (`Training`). Its `state` is what a run
 carries from one step to the next (`TrainingState`), and its `stages` name functions of a step, so that a study can
 replace them (`Stages`): `stages.render` is `render_prompt`, `.score` is `score_rollout`, `.advantages` is
-`compute_advantages`, `.rows` is `rows_with_gradient`, `.step` is `optimizer_step`, and `.loss` is `grpo_loss`. The
-three classes are at the end. `update` is a batch with what its optimizer steps need (`Update`).
+`compute_advantages`, `.rows` is `rows_with_gradient`, and `.loss` is `grpo_loss`. The three classes are at the end.
+`update` is a batch with what its optimizer steps need (`Update`).
 
 A row is one completion of a batch, and `rows` is a tensor of row indices. A micro-batch is given by its row indices.
 Three masks (B, C) say which tokens count: `completion_mask` leaves out the padding, `Rollout.policy_mask` also what an
@@ -43,7 +43,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.fast.lora import adapters_off, reference_policy
 from grpo_edu.fast.memory import recomputed_layers
 from grpo_edu.fast.micro_batches import MicroBatches, pass_budget
-from grpo_edu.fast.optimizers import Stepper, build_optimizer, make_stepper
+from grpo_edu.fast.optimizers import build_optimizer, clip_and_step
 from grpo_edu.fast.packing import group_logps
 from grpo_edu.losses import clip_fractions, grpo_loss, importance_ratio, per_token_kl, token_weights, weighted_sum
 from grpo_edu.metrics import masked_mean, rollout_metrics
@@ -99,8 +99,6 @@ def train(
         raise ValueError(f"reward_funcs must have different names, got {', '.join(names)}; set their __name__")
     problems = as_problems(problems)
     state = state or start_training(model, tokenizer, problems, config)
-    if penalty is not None:
-        state.stepper.abort_grad_norm = None
     training = Training(model, tokenizer, problems, reward_funcs, config, state, stages or Stages(), penalty)
     order = ProblemOrder(len(problems), config.seed, shuffle=config.shuffle_dataset)
     used = [len(sampled.rewards) // config.num_generations for _, sampled in state.ahead]
@@ -208,7 +206,7 @@ def update_policy(training: Training, batch: Batch) -> dict[str, float]:
         # and the loop makes another one with smaller micro-batches.
         for attempt in state.micro_batches.attempts(batch.rollout, rows):
             with attempt as micro_batches:
-                metrics, logps = stages.step(update, micro_batches)
+                metrics, logps = stages.optimizer_step(update, micro_batches)
         old = update.old_logps(logps)
         update = replace(update, old_per_token_logps=old)
         for key, value in metrics.items():
@@ -221,20 +219,21 @@ def optimizer_step(update: Update, micro_batches: Sequence[Tensor]) -> tuple[dic
 
     Returns the metrics, and per_token_logps (B, C) before the step, 0 in rows without a gradient.
     """
-    stepper, penalty = update.training.state.stepper, update.training.penalty
+    optimizer, penalty, config = update.training.state.optimizer, update.training.penalty, update.training.config
     logps = torch.zeros_like(update.batch.rollout.sampling_per_token_logps)
     metrics = {"loss": 0.0}
-    stepper.begin()
+    optimizer.zero_grad(set_to_none=False)
     for rows in micro_batches:
         loss, row_logps = micro_batch_loss(update, rows)
-        stepper.add(loss)
+        loss.backward()
         metrics["loss"] += loss.item()
         logps = logps.to(row_logps.dtype).index_copy(0, rows, row_logps.detach())
     if penalty is not None:
         extra = penalty(update.training.model)
-        stepper.add(extra)
+        extra.backward()
         metrics["penalty"] = extra.item()
-    metrics["grad_norm"] = stepper.finish()
+    longest = config.abort_grad_norm if penalty is None else None
+    metrics["grad_norm"] = clip_and_step(optimizer, config.max_grad_norm, longest)
     return metrics | policy_metrics(update, logps), logps
 
 
@@ -336,7 +335,6 @@ class TrainingState:
     """The state of a training run between two steps, in addition to the weights; a checkpoint stores it.
 
     optimizer, scheduler: the optimizer and its learning-rate schedule.
-    stepper: accumulates gradients and takes optimizer steps.
     micro_batches: divides a batch into micro-batches that fit into memory, and remembers when memory ran out.
     sampler: samples the rollouts. generator: random number generator of the sampling.
     reference: the reference policy of the KL term, or None.
@@ -348,7 +346,6 @@ class TrainingState:
 
     optimizer: torch.optim.Optimizer
     scheduler: torch.optim.lr_scheduler.LRScheduler
-    stepper: Stepper
     micro_batches: MicroBatches
     sampler: Sampler
     generator: torch.Generator
@@ -367,7 +364,7 @@ class Stages:
 
     render: question → prompt. score: rollout → batch. advantages: rewards (B,) → advantages (B,).
     rows: batch → indices of the rows with a gradient.
-    step: an update and its micro-batches → metrics, and the log-probabilities before the step (`optimizer_step`).
+    optimizer_step: an update and its micro-batches → metrics, and the log-probabilities before the step.
     loss: log-probabilities, advantages, mask and weights → the loss, a scalar.
     """
 
@@ -375,7 +372,7 @@ class Stages:
     score: Callable[..., Batch] = score_rollout
     advantages: Callable[[Tensor, GRPOConfig], Tensor] = compute_advantages
     rows: Callable[[Batch, GRPOConfig], Tensor] = rows_with_gradient
-    step: Callable[..., tuple[dict[str, float], Tensor]] = optimizer_step
+    optimizer_step: Callable[..., tuple[dict[str, float], Tensor]] = optimizer_step
     loss: Callable[..., Tensor] = grpo_loss
 
 
@@ -408,7 +405,6 @@ def start_training(
     return TrainingState(
         optimizer,
         scheduler,
-        make_stepper(optimizer, config),
         MicroBatches(model, config, pass_budget(model, config, longest)),
         make_sampler(model, tokenizer, config),
         torch.Generator().manual_seed(config.seed),

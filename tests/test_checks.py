@@ -16,10 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from grpo_edu import checks
-from grpo_edu.checks import core
-from grpo_edu.checks.__main__ import (
+from try_checks import (
     RIGHT_ANSWERS,
     WRONG_ANSWERS,
     answers_in,
@@ -30,6 +27,9 @@ from grpo_edu.checks.__main__ import (
     read_demands,
     table,
 )
+
+from grpo_edu import checks
+from grpo_edu.checks import core
 from grpo_edu.checks.compare import difference, shown, shown_apart
 from grpo_edu.checks.core import Call, Exercise, Mistake, Outcome, Part, attempt, call, slip_credit, trial
 from grpo_edu.checks.trained import TRAINED, TrainedExercise
@@ -80,7 +80,7 @@ def seconds_each(names):
     "name", seconds_each(name for name, exercise in KNOWN.items() if isinstance(exercise, TrainedExercise))
 )
 def test_a_policy_that_is_trained_with_a_right_answer_gets_better(name):
-    """With one that is not a reference; `python -m grpo_edu.checks` trains with all of them."""
+    """With one that is not a reference; `python tests/try_checks.py` trains with all of them."""
     feedback = KNOWN[name](RIGHT[name][-1], seed=0)
     assert feedback.points == feedback.max_points, feedback
 
@@ -349,7 +349,7 @@ def test_a_name_that_does_not_hold_elsewhere_would_be_seen():
 def test_the_command_tries_every_answer_and_fails_where_one_is_misjudged(tmp_path, monkeypatch, capsys):
     (tmp_path / "doubles.py").write_text('RIGHT_ANSWERS = {"double": (lambda x: x + x,)}')
     for exercise, code in ((DOUBLE, 0), (LENIENT, 1)):
-        monkeypatch.setattr("grpo_edu.checks.__main__.exercises", lambda known=exercise: {"double": known})
+        monkeypatch.setattr("try_checks.exercises", lambda known=exercise: {"double": known})
         assert main(["--seeds", "2", "--answers", str(tmp_path)]) == code
         said = capsys.readouterr().out
         assert "| double | 2 right ones | 3 each |" in said
@@ -358,7 +358,7 @@ def test_the_command_tries_every_answer_and_fails_where_one_is_misjudged(tmp_pat
 
 
 def test_the_command_says_where_it_looked_for_right_answers(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("grpo_edu.checks.__main__.exercises", lambda: {"double": DOUBLE})
+    monkeypatch.setattr("try_checks.exercises", lambda: {"double": DOUBLE})
     assert main(["--seeds", "1", "--answers", str(tmp_path)]) == 0
     assert f"No right answers in {tmp_path}" in capsys.readouterr().out
 

@@ -13,7 +13,6 @@ from grpo_edu.continual.fisher import (
     FISHER_KINDS,
     fisher_diagonal,
     lightning_fisher,
-    rank_correlation,
     rollout_examples,
     solution_examples,
     target_forward,
@@ -287,15 +286,6 @@ def test_lightning_by_hand():
     model["norm"].weight.data, model["one"].weight.data = torch.tensor([[1.0, 3.0]]), torch.tensor([[-3.0]])
     expected = {"norm.weight": torch.tensor([[0.21, 0.23]]), "one.weight": torch.tensor([[0.03]])}
     assert_close(lightning_fisher(model), expected)
-
-
-def test_rank_correlation_by_hand():
-    """1 − 6 Σ d² / (n (n² − 1)) with rank differences 0, 1, −1, 0 over two tensors."""
-    first = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([[3.0, 4.0]])}
-    second = {"a": torch.tensor([0.1, 0.3]), "b": torch.tensor([[0.2, 0.4]])}
-    assert rank_correlation(first, second) == pytest.approx(1 - 6 * 2 / (4 * 15))
-    with pytest.raises(ValueError, match="different weights, such as 'b'"):
-        rank_correlation(first, {"a": second["a"]})
 
 
 @pytest.mark.parametrize(

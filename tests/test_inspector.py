@@ -54,7 +54,7 @@ def recorded():
         return found
 
     recorder = TokenRecorder(model, tokenizer, CONFIG, ["last"])
-    list(train(model, tokenizer, problems, accuracy_reward, CONFIG, stages=Stages(step=watched)))
+    list(train(model, tokenizer, problems, accuracy_reward, CONFIG, stages=Stages(optimizer_step=watched)))
     return recorder.record, seen[3:]
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from transformers import (
 )
 
 from grpo_edu.fast import chunked_logps, packing
-from grpo_edu.fast.packing import group_logps, pack_groups, per_token_logps, shared_prefix_logps
+from grpo_edu.fast.packing import block_mask_obstacle, group_logps, pack_groups, per_token_logps
 from grpo_edu.logprobs import entropies, logps_from_logits
 
 VOCAB, GENERATIONS, EOS = 64, 3, 2
@@ -91,7 +92,7 @@ def one_by_one(model, prompt_ids, prompt_mask, completion_ids, completion_mask, 
 def both_ways(model, batch, **options):
     return (
         per_token_logps(model, *batch, **options),
-        shared_prefix_logps(model, *batch, num_generations=GENERATIONS, **options),
+        group_logps(model, *batch, num_generations=GENERATIONS, **options),
     )
 
 
@@ -181,7 +182,7 @@ def test_content_and_amount_of_padding_are_irrelevant(model):
         torch.nn.functional.pad(completion_ids, (0, 2), value=9),
         torch.nn.functional.pad(completion_mask, (0, 2)),
     )
-    for function, options in ((per_token_logps, {}), (shared_prefix_logps, {"num_generations": GENERATIONS})):
+    for function, options in ((per_token_logps, {}), (group_logps, {"num_generations": GENERATIONS})):
         expected = function(model, *BATCH, **options)
         for batch in changed:
             assert torch.equal(function(model, *batch, **options), expected)
@@ -354,12 +355,10 @@ def test_bfloat16_models_score_in_float32():
         assert_close(logps, expected, atol=0.25, rtol=0.05)
 
 
-def test_a_sliding_window_is_kept_by_one_function_and_refused_by_the_other():
+def test_a_sliding_window_is_kept():
     model = make_model(use_sliding_window=True, sliding_window=4, max_window_layers=0)
     with torch.no_grad():
         assert_close(per_token_logps(model, *BATCH), one_by_one(model, *BATCH)[0])
-    with pytest.raises(ValueError, match="sliding window of 4 tokens"):
-        shared_prefix_logps(model, *BATCH, num_generations=GENERATIONS)
 
 
 def test_a_group_is_read_together_where_that_is_possible_and_else_with_a_word(monkeypatch):
@@ -397,14 +396,14 @@ def test_bad_input_is_refused_with_a_word(model, changes, message):
     with pytest.raises(ValueError, match=message):
         per_token_logps(model, **arguments)
     with pytest.raises(ValueError, match=message):
-        shared_prefix_logps(model, **arguments, num_generations=GENERATIONS)
+        group_logps(model, **arguments, num_generations=GENERATIONS)
 
 
 def test_groups_that_are_no_groups_are_refused(model):
     with pytest.raises(ValueError, match="num_generations = 4 does not divide the 6 rows"):
-        shared_prefix_logps(model, *BATCH, num_generations=4)
+        group_logps(model, *BATCH, num_generations=4)
     with pytest.raises(ValueError, match="prompt_ids differs within a group"):
-        shared_prefix_logps(model, *BATCH, num_generations=2)
+        group_logps(model, *BATCH, num_generations=2)
 
 
 def test_models_that_do_not_fit_are_refused():
@@ -412,8 +411,7 @@ def test_models_that_do_not_fit_are_refused():
         per_token_logps(torch.nn.Linear(2, 2), *BATCH)
     model = make_model()
     model.config._attn_implementation = "flash_attention_2"
-    with pytest.raises(ValueError, match="'flash_attention_2' attention.*attn_implementation='sdpa'"):
-        shared_prefix_logps(model, *BATCH, num_generations=GENERATIONS)
+    assert re.search("'flash_attention_2' attention.*attn_implementation='sdpa'", block_mask_obstacle(model, 4))
 
 
 @pytest.mark.parametrize(
@@ -429,7 +427,7 @@ def test_logits_that_change_behind_the_output_layer_are_refused(name):
         per_token_logps(model, *BATCH)
 
 
-def test_models_whose_tokens_cannot_share_a_prompt_are_refused():
+def test_models_whose_tokens_cannot_share_a_prompt_are_known():
     """Bloom knows places by distances between tokens, and other layers than attention read a row as it comes."""
     bloom = make_model(BloomForCausalLM, BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=1, n_head=4))
     mixed = make_model()
@@ -438,8 +436,7 @@ def test_models_whose_tokens_cannot_share_a_prompt_are_refused():
         (bloom, "takes no position_ids, so completions cannot share a prompt"),
         (mixed, "has linear_attention layers, which support no block mask"),
     ):
-        with pytest.raises(ValueError, match=message):
-            shared_prefix_logps(model, *BATCH, num_generations=GENERATIONS)
+        assert message in block_mask_obstacle(model, 4)
 
 
 def test_shapes_of_pure_functions_are_checked():

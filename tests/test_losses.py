@@ -21,11 +21,11 @@ from grpo_edu.losses import (
     per_token_policy_loss,
     reduce_loss,
     token_weights,
+    weight_by_batch_tokens,
     weight_by_completion,
     weight_by_limit,
     weight_by_rows,
     weight_by_rows_given,
-    weight_by_update,
     weighted_sum,
 )
 
@@ -462,7 +462,7 @@ def reduced_by_definition(loss, mask, loss_type, limit):
         weight_by_rows: sums.mean(),
         weight_by_limit: sums.sum() / (len(loss) * limit),
         weight_by_rows_given: sums.sum() / lengths.sum(),
-        weight_by_update: sums.sum() / lengths.sum(),
+        weight_by_batch_tokens: sums.sum() / lengths.sum(),
     }[LOSSES[loss_type].weight]
 
 

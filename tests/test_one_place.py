@@ -20,7 +20,7 @@ from grpo_edu.scale.trl_backend import trl_settings
 
 ADDED = '''
 from grpo_edu.advantages import ESTIMATORS, Estimator
-from grpo_edu.losses import LOSSES, Loss, weight_by_update
+from grpo_edu.losses import LOSSES, Loss, weight_by_batch_tokens
 
 
 def better_half_loss(per_token_logps, ratio, advantages, low, high):
@@ -32,8 +32,8 @@ def signs(rewards, num_generations):
     return (rewards - rewards.median()).sign()
 
 
-LOSSES["somebodys_loss"] = Loss(better_half_loss, weight_by_update, "nowhere", clips="", uses_ratio=False)
-ESTIMATORS["signs"] = Estimator(signs, centers=False)
+LOSSES["somebodys_loss"] = Loss(better_half_loss, weight_by_batch_tokens, "nowhere", clips="", uses_ratio=False)
+ESTIMATORS["signs"] = Estimator(signs, has_baseline=False)
 '''
 
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from grpo_edu.config import QUANTIZATION_SCHEMES, GRPOConfig, SupervisedConfig
 from grpo_edu.fast.optimizers import build_optimizer
-from grpo_edu.fast.packing import per_token_logps, shared_prefix_logps
+from grpo_edu.fast.packing import group_logps, per_token_logps
 from grpo_edu.quantization import layers as quantized_layers
 from grpo_edu.quantization.layers import DynamicInt8Linear, Int4Linear, Int8Embedding, Int8Linear
 from grpo_edu.quantization.model import quantization_scheme, quantize_model, stored_bytes, stored_tensors
@@ -166,7 +166,7 @@ def test_a_quantized_model_is_close_and_can_be_sampled_and_scored(model, tokeniz
     batch = rollout.prompt_ids, rollout.prompt_mask, rollout.completion_ids, rollout.completion_mask
     with torch.no_grad():
         own, truth = per_token_logps(small, *batch), per_token_logps(model, *batch)
-        shared = shared_prefix_logps(small, *batch, num_generations=3)
+        shared = group_logps(small, *batch, num_generations=3)
     assert_close(own, rollout.sampling_per_token_logps, atol=0.15, rtol=0.0)  # bfloat16 sums in other orders
     assert_close(shared, own, atol=0.15, rtol=0.0)
     largest = {"bf16": 0.2, "int8-dynamic": 0.6, "int8-weight": 0.4, "int4-group": 4.0}[scheme]

@@ -228,6 +228,7 @@ def test_whoever_stops_taking_events_can_go_on_later(whole, policy_dir, tmp_path
     assert [event.step for event in seen if isinstance(event, Saved)] == [2][: steps // 2]
     resumed = Run.resume(tmp_path / "run")
     kinds = [type(event).__name__ for event in resumed.events()]
+    assert kinds[0] == "Saved", "it can be stopped before it takes a step"
     kinds = [kind for kind in kinds if kind != "Evaluating"]
     assert kinds[-2:] == ["Evaluated", "Stopped"] and kinds.count("Stepped") == 5 - steps
     assert outcome(tmp_path / "run") == outcome(whole.output)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_edu.advantages import group_advantages
 from grpo_edu.config import GRPOConfig
-from grpo_edu.fast.packing import per_token_logps, shared_prefix_logps
+from grpo_edu.fast.packing import group_logps, per_token_logps
 from grpo_edu.losses import LOSSES, grpo_loss, token_weights
 from grpo_edu.rewards import combine_rewards
 from grpo_edu.trainer import Training, Update, policy_metrics
@@ -177,7 +177,7 @@ def test_first_update_after_the_rollout(trainer, batch, ours, monkeypatch, loss_
     """No old log-probabilities: TRL and this package then take the current ones. Forward with a shared prefix."""
     model, _, ref = ours
     expected = theirs(trainer, batch, None, ref, monkeypatch, loss_type=loss_type, beta=0.1)
-    logps = shared_prefix_logps(model, *ids(batch), num_generations=GENERATIONS, temperature=TEMPERATURE)
+    logps = group_logps(model, *ids(batch), num_generations=GENERATIONS, temperature=TEMPERATURE)
     options = {"ref_per_token_logps": ref, "beta": 0.1, "loss_type": loss_type, "use_bias_correction_kl": True}
     loss = our_loss(model, batch, None, logps=logps, **options)
     assert_same(loss_and_gradients(model, loss), expected)

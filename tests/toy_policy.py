@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from grpo_edu import trainer
 from grpo_edu.batch import score_rollout
 from grpo_edu.fast.micro_batches import MicroBatches
-from grpo_edu.fast.optimizers import make_stepper
 from grpo_edu.losses import LOSSES
 from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import render_prompt
@@ -95,7 +94,6 @@ def training_state(model, optimizer, config, *, reference=None, micro_batches=No
     return TrainingState(
         optimizer,
         torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0),
-        make_stepper(optimizer, config),
         micro_batches or MicroBatches(model, config),
         make_sampler(model, None, config),
         torch.Generator(),

@@ -1,6 +1,6 @@
 """Wrong answers to exercises of `grpo_edu.checks` that are right on many inputs; each must lose points on every seed.
 
-`python -m grpo_edu.checks` tries them next to the mistakes that the exercises know by name.
+`python tests/try_checks.py` tries them next to the mistakes that the exercises know by name.
 """
 
 from __future__ import annotations

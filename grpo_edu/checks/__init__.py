@@ -3,8 +3,8 @@
 Every exercise is one `Exercise`, which is called with the student's function:
 ``check_group_advantages(group_advantages)``. `core`, `compare` and `feedback` are the engine. The exercises themselves,
 with their right answers and the mistakes that students make, are next to the notebooks, in `exercises/checks/`: one
-module for each notebook, which is imported as a module of this package. ``python -m grpo_edu.checks`` tries every check
-on right and wrong answers. `your_turn` is the feedback on the short questions inside the notebooks, and
+module for each notebook, which is imported as a module of this package. ``python tests/try_checks.py`` tries every
+check on right and wrong answers. `your_turn` is the feedback on the short questions inside the notebooks, and
 `unlabelled_runs` draws the runs of an exercise.
 """
 

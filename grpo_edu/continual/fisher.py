@@ -7,7 +7,7 @@ a log-probability. Whose probability, and over what the mean goes, is where impl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -159,24 +159,6 @@ def lightning_fisher(model: nn.Module) -> dict[str, Tensor]:
         variance = weight.var() if weight.numel() > 1 else weight.new_zeros(())
         fisher[name] = 0.1 * factor * variance + 0.01 * weight.abs()
     return fisher
-
-
-def rank_correlation(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
-    """Return Spearman's rank correlation of two diagonals over all weights: do they agree on which weights matter?
-
-    1 if they put the weights in the same order, 0 for no relation; their scales do not matter.
-
-    Raises ValueError if the two name different weights.
-
-    >>> rank_correlation({"w": torch.tensor([1.0, 2.0, 3.0])}, {"w": torch.tensor([1.0, 4.0, 9.0])})
-    1.0
-    """
-    from scipy.stats import spearmanr
-
-    if first.keys() != second.keys():
-        raise ValueError(f"first and second name different weights, such as {min(first.keys() ^ second.keys())!r}")
-    flat = [torch.cat([diagonal[name].flatten() for name in first]) for diagonal in (first, second)]
-    return round(float(spearmanr(*flat).statistic), 12)
 
 
 def _trainable(model: nn.Module) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.examples import encode_examples, exact_kl, pad_examples, target_logits
 from grpo_edu.fast.cores import FreeCores
 from grpo_edu.fast.memory import recomputed_layers
-from grpo_edu.fast.optimizers import build_optimizer, make_stepper
+from grpo_edu.fast.optimizers import build_optimizer, clip_and_step
 from grpo_edu.problems.templates import Problem, ProblemOrder
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ def finetune(
             "give more problems or lower prompts_per_step"
         )
     optimizer, scheduler = build_optimizer(model, config)
-    stepper = make_stepper(optimizer, config)
     reference = copy.deepcopy(model).requires_grad_(False).eval() if config.beta else None
     rows = encode_examples(tokenizer, [(problem, problem.solution) for problem in problems])
     order = ProblemOrder(len(rows), config.seed)
@@ -64,10 +63,10 @@ def finetune(
         batch = pad_examples([rows[index] for index in order.draw(config.prompts_per_step)], tokenizer.pad_token_id)
         learning_rate = optimizer.param_groups[0]["lr"]
         with FreeCores():
-            stepper.begin()
+            optimizer.zero_grad(set_to_none=False)
             loss, metrics = _loss(model, batch, reference, config, penalty)
-            stepper.add(loss)
-            grad_norm = stepper.finish()
+            loss.backward()
+            grad_norm = clip_and_step(optimizer, config.max_grad_norm)
         scheduler.step()
         num_tokens += batch[0].numel()
         yield {

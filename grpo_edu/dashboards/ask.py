@@ -166,8 +166,6 @@ class AskTheModel(Dashboard):
         self.after: list[dict[str, Any]] = []  # the answers of the trained model
         self.scored = False  # whether the rewards are shown
         self.series: list[tuple[int, int]] = []  # (steps, right answers)
-        self.looks: list[dict[str, Any]] = []  # after how many steps, the answers, and the chances of the first ones
-        self.rewards: list[float] = []  # mean reward of each step of training
         self._first: list[Tensor] = []  # ids and masks of prompts and completions of the first answers
         self._last: list[Tensor] = []  # the same of the answers of the trained model
         self._asked: tuple[Problem, int] | None = None
@@ -225,7 +223,7 @@ class AskTheModel(Dashboard):
     def _ask(self, worker: Worker) -> None:
         """Let the model answer as it was before training."""
         session, asked = self._load(), (self.problem(), self.size.value)
-        self.before, self.after, self.series, self.looks = [], [], [], []
+        self.before, self.after, self.series = [], [], []
         self._asked, self._first, self._last, self.scored = asked, [], [], False
         self._tell("The model answers", 0.5)
         with self._before_training(session):
@@ -294,14 +292,11 @@ class AskTheModel(Dashboard):
         self.series = [one for one in self.series if one[0] == 0] + [(steps, sum(row["reward"] == 1 for row in rows))]
         if not steps:
             self._first, self.before = parts, rows
-            chances = [row["chance"] for row in rows]
         else:
             self._last, self.after = parts, rows
-            chances = _probabilities(session, self._first)
             with self._before_training(session):
                 for row, chance in zip(rows, _probabilities(session, parts), strict=True):
                     row["start"] = chance
-        self.looks.append({"steps": steps, "rows": rows, "chances": chances})
 
     def _look_again(self, session: Session) -> None:
         """Compute how probable all answers have become, if the model was trained."""
@@ -334,7 +329,6 @@ class AskTheModel(Dashboard):
             problems = load_split(self.data, "train")
             for metrics in train(session.model, session.tokenizer, problems, accuracy_reward, config):
                 self.trained += 1
-                self.rewards.append(metrics["reward"])
                 done = int(metrics["step"])
                 left = (steps - done) * (time.perf_counter() - began) / done
                 reward = f"mean reward {metrics['reward']:.2f}"
@@ -353,7 +347,7 @@ class AskTheModel(Dashboard):
         if not small_enough(self._session.model):
             return
         (problem, size), steps = self._asked, self.trained
-        names = ("before", "after", "series", "looks", "rewards", "trained")
+        names = ("before", "after", "series", "trained")
         content = {name: getattr(self, name) for name in names} | {
             "base": str(self.base),
             "data": list(self.data),
@@ -362,29 +356,27 @@ class AskTheModel(Dashboard):
             "size": size,
             "draws": self._draws,
             "label": f"{self.base} after {steps} steps here",
+            "first": self._first,
+            "last": self._last,
+            "weights": self._session.model.state_dict(),
         }
-        first = {f"first.{name}": part for name, part in zip(_PARTS, self._first, strict=True)}
-        if self._last:
-            first |= {f"last.{name}": part for name, part in zip(_PARTS, self._last, strict=True)}
         try:
-            keep_asked(self._place, content, self._session.model.state_dict() | first)
+            keep_asked(self._place, content)
         except OSError as error:
             self.say(f"This training run cannot be kept for later: {words_of(error)}", wrong=True)
 
     def _open(self) -> None:
         """Go back to a training run that was kept."""
         self.progress.value = ""
-        stored, self._trained = open_asked(Path(self.model.value))
-        self._first = [self._trained.pop(f"first.{name}") for name in _PARTS]
-        self._last = [self._trained.pop(f"last.{name}") for name in _PARTS if f"last.{name}" in self._trained]
+        stored = open_asked(Path(self.model.value))
+        self._first, self._last, self._trained = stored["first"], stored["last"], stored["weights"]
         self._place, self._draws = Path(self.model.value), stored["draws"]
         self.choose.value = stored["question"] if stored["question"] in self._known else ""
         self.question.value, self.answer.value, self.size.value = (
             stored[key] for key in ("question", "answer", "size")
         )
         self._asked = self.problem(), self.size.value
-        self.before, self.after, self.looks = stored["before"], stored["after"], stored["looks"]
-        self.rewards, self.trained, self.scored = stored["rewards"], stored["trained"], True
+        self.before, self.after, self.trained, self.scored = stored["before"], stored["after"], stored["trained"], True
         self.series = [(steps, right) for steps, right in stored["series"]]
         self._offer()
         self._show()
@@ -513,7 +505,7 @@ class AskTheModel(Dashboard):
         if self.model.value in dict(self._kept).values():
             try:
                 self._open()
-            except OSError as error:
+            except ValueError as error:
                 self.say(f"This run is not there any more: {words_of(error)}", wrong=True)
             return
         self._offer()

@@ -225,9 +225,9 @@ class TokenInspector(Dashboard):
                 f"Scored the answers. Now {count}, with a look at each token before and after it …",
                 updates / (1 + self._config.num_iterations),
             )
-            return stages.step(*given)
+            return stages.optimizer_step(*given)
 
-        return replace(stages, score=score, step=step)
+        return replace(stages, score=score, optimizer_step=step)
 
     def _begin(self) -> Iterator[dict[str, float]]:
         from grpo_edu.models import load_policy

@@ -6,20 +6,24 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_edu.config import GRPOConfig
+from grpo_edu.dashboards.training_run import TrainingRun, limit_reward
+from grpo_edu.evaluation import Evaluation
+from grpo_edu.rewards import RewardFunction, reward_name
+from grpo_edu.runs.folder import RunFolder, is_locked, read_run_config, size_on_disk
+from grpo_edu.runs.record import RunMetadata, read_run_result
+from grpo_edu.runs.state import load_state, save_state
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from grpo_edu.dashboards.training_run import TrainingRun
-
-_FOLDER, _FILE, _ASKED = ".kept", "run.json", "asked.json"
-_MOST = 3  # runs in a folder; older ones are removed
-_LARGEST = 300e6  # bytes of the weights; a larger model is kept with Save only
+_FOLDER, _FILE, _ASKED, _STATE = ".kept", "run.json", "asked.json", "state.pt"
+_MAX_RUNS, _MAX_BYTES = 3, 2e9  # in a folder; older runs are removed
+_LARGEST = 300e6  # bytes of the weights; the state of a larger model is not kept on the way
 
 
 def small_enough(model: PreTrainedModel) -> bool:
@@ -27,52 +31,77 @@ def small_enough(model: PreTrainedModel) -> bool:
     return sum(weight.nbytes for weight in model.parameters()) <= _LARGEST
 
 
-def keep(run: TrainingRun, model: PreTrainedModel, names: Mapping[str, Callable], parent: Path) -> None:
-    """Write a run that is paused or has ended to `parent/.kept`, if its model is not too large for that.
+def keep(run: TrainingRun) -> None:
+    """Write what a page shows of a run into its folder, and its state unless its model is too large for that.
 
-    Args:
-        run: with at least one step. model: with the run's weights. names: name → reward function.
-        parent: the folder of the runs.
-
-    Raises OSError if the disk cannot be written to.
+    Raises OSError if the disk cannot be written to, and FloatingPointError for weights that are not finite.
     """
-    from grpo_edu.runs.state import pack_training, read_random_states, save_state
-
-    if run.state is None or not small_enough(model):
-        return
-    place = parent / _FOLDER / run.name
-    training = pack_training(model, run.state, read_random_states(run.state.generator))
-    run.checkpoint = place / "state.pt"
-    save_state(run.checkpoint, {"config": run.config.to_dict(), "training": training})
+    if run.result is None and run.state is not None and small_enough(run.policy):
+        run.save_state()
     content = {
-        "model": run.model_name,
-        "data": run.data,
-        "rewards": [name for name, function in names.items() if function in run.functions],
-        "config": run.config.to_dict(),
-        "heldout": len(run.heldout),
         "every": run.every,
-        "evaluations": {str(step): vars(check) for step, check in run.checks.items()},
+        "checks": run.checks,
+        "samples": run.samples,
+        "history": run.history,
         "before": run.before and vars(run.before),
         "after": run.after and vars(run.after),
-        "history": run.history,
-        "samples": run.samples,
-        "seconds": run.training_seconds,
-        "label": f"{run.position()} · {run.model_name} · {', '.join(run.data)}",
+        "label": f"{run.position()} · {run.run_config.model} · {', '.join(run.run_config.data)}",
     }
-    _put(parent, place / _FILE, content)
+    _put(run.folder.path / _FILE, content)
 
 
-def _put(parent: Path, file: Path, content: Mapping[str, Any]) -> None:
-    """Write the file that says that a folder is complete, and remove the oldest folders of its kind."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(content), encoding="utf-8")
-    temporary.replace(file)
-    for older in _places(parent, file.name)[_MOST:]:
-        shutil.rmtree(older, ignore_errors=True)
+def save_copy(run: TrainingRun, parent: Path) -> Path:
+    """Copy the folder of a run to `parent`, without what only a page needs; returns the copy.
+
+    Raises what `Run.events` raises, and OSError if the disk is full.
+    """
+    if not run.folder.model.is_dir():  # Python ended before the run did
+        with closing(run.events()) as events:
+            next(events)  # the state is loaded, and closing saves its model
+    name = f"{Path(run.run_config.model).name}-dashboard-seed{run.config.seed}"
+    folder = RunFolder.unused(name, parent=parent)
+    folder.check_disk_space(size_on_disk(run.folder.path))
+    shutil.copytree(run.folder.path, folder.path, ignore=shutil.ignore_patterns(".*", _FILE, _STATE))
+    folder.write_json("result.json", {**(read_run_result(folder.path) or {}), "output": str(folder.path)})
+    return folder.path
 
 
-def keep_asked(place: Path, content: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
-    """Write what *Ask the model* has reached: its answers, in plain values, and the tensors of its model.
+def kept_runs(parent: Path) -> list[tuple[str, Path]]:
+    """Label and folder of each run in `parent/.kept` that can be shown again, the newest first."""
+    places = [place for place in _places(parent, _FILE) if read_run_config(place) is not None]
+    whole = [place for place in places if (place / _STATE).is_file() or (place / "model").is_dir()]
+    return [(_label(place, _FILE), place) for place in whole]
+
+
+def open_kept(place: Path, rewards: Iterable[RewardFunction]) -> TrainingRun:
+    """Return the run of a folder from `kept_runs`, whose `events` continue it; if another page has it, a copy of it.
+
+    rewards: functions among which those of the run are.
+
+    Raises:
+        KeyError: a reward that is not among them.
+        ValueError, OSError: a folder that is incomplete.
+    """
+    if is_locked(place):
+        copy = new_place(place.parent.parent)
+        shutil.copytree(place, copy, ignore=shutil.ignore_patterns(".*"))
+        place = copy
+    stored, config = _read(place, _FILE), RunFolder(place).read_config("config", "training run")
+    named = {reward_name(function): limit_reward(function) for function in rewards}
+    functions = [named[name] for name in config["reward_funcs"]]
+    run = TrainingRun(RunFolder(place), RunMetadata.from_dict(config, functions), resumes=True)
+    run.every = stored["every"]
+    run.checks = {int(step): accuracy for step, accuracy in stored["checks"].items()}
+    question, rows = stored["samples"]
+    run.samples = question, [(text, reward) for text, reward in rows]
+    run.history = stored["history"]
+    run.before = stored["before"] and Evaluation(**stored["before"])
+    run.after = stored["after"] and Evaluation(**stored["after"])
+    return run
+
+
+def keep_asked(place: Path, content: Mapping[str, Any]) -> None:
+    """Write what *Ask the model* has reached: its answers and its model, in plain values and tensors.
 
     Args:
         place: a folder in `parent/.kept`, the same one for all steps of a training run.
@@ -80,15 +109,8 @@ def keep_asked(place: Path, content: Mapping[str, Any], weights: Mapping[str, An
 
     Raises OSError if the disk cannot be written to.
     """
-    from safetensors.torch import save_file
-
-    place.mkdir(parents=True, exist_ok=True)
-    name = f"weights-{content['trained']}.safetensors"
-    save_file({key: weight.clone().contiguous() for key, weight in weights.items()}, place / f".{name}")
-    (place / f".{name}").replace(place / name)
-    _put(place.parent.parent, place / _ASKED, {**content, "weights": name})
-    for older in set(place.glob("weights-*")) - {place / name}:
-        older.unlink()
+    save_state(place / _STATE, content)
+    _put(place / _ASKED, {name: content[name] for name in ("base", "data", "label")})
 
 
 def kept_asked(parent: Path, base: str, data: Sequence[str]) -> list[tuple[str, str]]:
@@ -96,24 +118,34 @@ def kept_asked(parent: Path, base: str, data: Sequence[str]) -> list[tuple[str, 
     found = []
     for place in _places(parent, _ASKED):
         stored = _read(place, _ASKED)
-        if (stored["base"], stored["data"]) == (base, list(data)):
-            age = time.time() - (place / _ASKED).stat().st_mtime
-            found.append((f"{stored['label']} · kept {_ago(age)}", str(place)))
+        if (stored["base"], stored["data"]) == (base, list(data)) and (place / _STATE).is_file():
+            found.append((_label(place, _ASKED), str(place)))
     return found
 
 
-def open_asked(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what `keep_asked` wrote: plain values, and tensors. Raises OSError if it is gone."""
-    from safetensors.torch import load_file
-
-    stored = _read(place, _ASKED)
-    return stored, load_file(place / stored["weights"])
+def open_asked(place: Path) -> dict[str, Any]:
+    """Return what `keep_asked` wrote; raises ValueError if it is gone or damaged."""
+    return load_state(place / _STATE)
 
 
-def kept_runs(parent: Path) -> list[tuple[str, Path]]:
-    """Label and folder of each run in `parent/.kept`, the newest first."""
-    ages = [(place, time.time() - (place / _FILE).stat().st_mtime) for place in _places(parent)]
-    return [(f"{_read(place)['label']} · kept {_ago(age)}", place) for place, age in ages]
+def new_place(parent: Path) -> Path:
+    """Return a folder in `parent/.kept` that no other run has."""
+    return parent / _FOLDER / f"{time.time_ns()}-{os.getpid()}"
+
+
+def _put(file: Path, content: Mapping[str, Any]) -> None:
+    """Write the file that says that a folder is complete, and remove the oldest folders of its kind."""
+    RunFolder(file.parent).write_text(file.name, json.dumps(content))
+    size = 0
+    for number, place in enumerate(_places(file.parents[2], file.name)):
+        size += size_on_disk(place)
+        if number and (number >= _MAX_RUNS or size > _MAX_BYTES) and not is_locked(place):
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _label(place: Path, file: str) -> str:
+    """Return what a kept run is, and how long ago it was kept."""
+    return f"{_read(place, file)['label']} · kept {_ago(time.time() - (place / file).stat().st_mtime)}"
 
 
 def _ago(seconds: float) -> str:
@@ -128,45 +160,10 @@ def _ago(seconds: float) -> str:
     return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // 1440} days ago"
 
 
-def open_kept(place: Path, names: Mapping[str, Callable]) -> TrainingRun:
-    """Return the run of a folder from `kept_runs`, with everything but its weights, which `TrainingRun.prepare` loads.
-
-    Raises:
-        KeyError: a reward that `names` does not have.
-        ValueError, OSError: a folder that is incomplete.
-    """
-    from grpo_edu.dashboards.training_run import TrainingRun
-    from grpo_edu.evaluation import Evaluation
-    from grpo_edu.runs.state import find_state
-
-    stored = _read(place)
-    functions = [names[name] for name in stored["rewards"]]
-    config = GRPOConfig(**stored["config"])
-    run = TrainingRun(
-        stored["model"], stored["data"], functions, config, heldout=stored["heldout"], every=stored["every"]
-    )
-    run.name, run.checkpoint = place.name, find_state(place)
-    if run.checkpoint is None:
-        raise ValueError(f"{place} holds no weights; start a new run")
-    run.history = stored["history"]
-    run.checks = {int(step): Evaluation(**check) for step, check in stored["evaluations"].items()}
-    run.before = stored["before"] and Evaluation(**stored["before"])
-    run.after = stored["after"] and Evaluation(**stored["after"])
-    prompt, rows = stored["samples"]
-    run.samples = prompt, [(text, value) for text, value in rows]
-    run.training_seconds = stored["seconds"]
-    return run
-
-
-def new_place(parent: Path) -> Path:
-    """Return a folder for `keep_asked` that no other training run has."""
-    return parent / _FOLDER / f"asked-{time.time_ns()}-{os.getpid()}"
-
-
-def _read(place: Path, file: str = _FILE) -> dict[str, Any]:
+def _read(place: Path, file: str) -> dict[str, Any]:
     return json.loads((place / file).read_text(encoding="utf-8"))
 
 
-def _places(parent: Path, file: str = _FILE) -> list[Path]:
+def _places(parent: Path, file: str) -> list[Path]:
     files = sorted((parent / _FOLDER).glob(f"*/{file}"), key=lambda file: file.stat().st_mtime, reverse=True)
     return [file.parent for file in files]

@@ -181,11 +181,8 @@ class RunComparer(Explorer):
                 worker.goes_on()
                 policy = load_policy(model_source(self.runs[name]["folder"]))
                 judged.append(evaluate(*policy, problems, max_completion_length=length))
-        self.comparison = found = compare(*judged)
-        self.tested.value = (
-            f"{then} − {first}: {100 * found.difference:+.1f} points "
-            f"[{100 * found.low:+.1f}, {100 * found.high:+.1f}], exact McNemar p = {found.p_value:.2g}"
-        )
+        self.comparison = compare(*judged)
+        self.tested.value = f"From {first} to {then}: {self.comparison} (exact McNemar test)"
 
     def ended(self, error: BaseException | None) -> None:
         """Show the error of a test that failed."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
@@ -23,8 +24,8 @@ from grpo_edu.dashboards.base import (
     several,
     slider,
 )
-from grpo_edu.dashboards.kept import keep, kept_runs, open_kept
-from grpo_edu.dashboards.training_run import AT_ONCE, TrainingRun
+from grpo_edu.dashboards.kept import keep, kept_runs, new_place, open_kept, save_copy
+from grpo_edu.dashboards.training_run import NUM_CHECKED, TrainingRun, limit_reward
 from grpo_edu.dashboards.worker import Stopped, Worker, in_queue, run_slot, words_of
 from grpo_edu.figures.curves import accuracy_comparison
 from grpo_edu.figures.hover import with_values
@@ -32,9 +33,7 @@ from grpo_edu.figures.live import live_curves, live_values, svg_image
 from grpo_edu.losses import LOSSES
 from grpo_edu.problems.templates import PROBLEM_SETS, data_dir, problem_set_names
 from grpo_edu.rewards import REWARDS
-
-if TYPE_CHECKING:
-    from grpo_edu.models import Session
+from grpo_edu.runs.options import RunConfig
 
 _EVERY = 0.4  # seconds between two pictures
 _KEEP_EVERY = 15.0  # seconds of a run between two times at which it is kept, so that little is lost with the kernel
@@ -46,8 +45,8 @@ class TrainingDashboard(Dashboard):
     """Settings, buttons, live curves and samples of a run of `grpo_edu.train`, evaluated before and after.
 
     The run is in a thread of its own. A bar and a line of numbers follow every step, and the curves are drawn two times
-    a second. A run is kept in `parent` every quarter of a minute, when it is paused and at its end, so that a page that
-    is loaded again offers it.
+    a second. A run is kept in `parent/.kept` every quarter of a minute, when it is paused and at its end, so that a
+    page that is loaded again offers it.
 
     Args:
         models: the choices: shipped names, folders, folders of earlier runs.
@@ -108,7 +107,6 @@ class TrainingDashboard(Dashboard):
         self.progress, self.samples, self.judged = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self._run: TrainingRun | None = None
         self._before: list[dict[str, float]] = []  # the rows of the run before this one
-        self._sessions: dict[str, Session] = {}
         self._going = False  # a run is under way, paused or not
         self._drawn = self._told = self._kept = 0.0
         about = "Press Start to train a model with these settings. Settings that cannot be combined are explained."
@@ -146,17 +144,19 @@ class TrainingDashboard(Dashboard):
         try:
             if not self.data.value or not self.rewards.value:
                 raise ValueError("choose at least one set of problems and at least one reward")
-            run = TrainingRun(
+            run_config = RunConfig(
                 self.model.value,
-                self.data.value,
-                [self.functions[name] for name in self.rewards.value],
-                self.config(),
-                heldout=self.heldout.value,
-                every=self.every.value,
+                data=self.data.value,
+                reward_funcs=tuple(limit_reward(self.functions[name]) for name in self.rewards.value),
+                config=self.config(),
+                num_heldout=self.heldout.value,
+                greedy=False,
             )
-        except ValueError as error:
+            run = TrainingRun.start(run_config, new_place(self.parent))
+        except (OSError, ValueError) as error:
             self.say(str(error), wrong=True)
             return
+        run.every = self.every.value
         self._begin(run)
 
     def _begin(self, run: TrainingRun) -> None:
@@ -164,40 +164,33 @@ class TrainingDashboard(Dashboard):
         if self._run is not None and self._run is not run and self._run.history:
             self._before = self._run.rows()
         self._run = run
-        self._going, self._kept = True, time.monotonic()
+        self._going, self._kept = True, 0.0
         self._switch(going=True)
         self.judged.value = ""
         self.say(_STARTED if run.history else f"{_STARTED} Until its first step you see the run before.")
         self.work(self._work)
 
     def _work(self, worker: Worker) -> None:
-        worker.holds = self._hold
+        worker.holds, run = self._hold, self.run
         with run_slot(in_queue(worker, self.say)):
             self._tell()
-            for _ in self.run.go(self._session(), worker, self._tell):
-                if time.monotonic() - self._kept >= _KEEP_EVERY:
-                    self._keep()
-                    self._kept = time.monotonic()
-
-    def _session(self) -> Session:
-        """Return the model of the run; there is one model at a time in memory."""
-        from grpo_edu.models import Session
-
-        name = self.run.model_name
-        if name not in self._sessions:
-            self._sessions = {name: Session(name)}
-        return self._sessions[name]
+            with closing(run.events()) as events:
+                for event in events:
+                    run.note(event)
+                    self._tell()
+                    if run.history and time.monotonic() - self._kept >= _KEEP_EVERY:
+                        self._keep()
+                    worker.goes_on()
 
     def _tell(self) -> None:
         """Show the progress, and the curves if the last picture is old enough."""
         now, run = time.perf_counter(), self.run
         if now - self._told >= _EVERY / 4 or run.part in (0, 1):
             self._told = now
-            line = run.words() if run.stage == "Training" and run.history else f"{run.stage} …"
-            self.progress.value = progress_bar(run.stage, run.part, line)
+            line = run.words() if run.doing == "Training" and run.history else f"{run.doing} …"
+            self.progress.value = progress_bar(run.doing, run.part, line)
         if run.history and now - self._drawn >= _EVERY:
-            with run.drawing:
-                self._draw()
+            self._draw()
             self._drawn = time.perf_counter()
 
     def _hold(self) -> None:
@@ -217,8 +210,9 @@ class TrainingDashboard(Dashboard):
 
     def _keep(self) -> str:
         """Keep the run for a page that is loaded later; what went wrong, or nothing."""
+        self._kept = time.monotonic()
         try:
-            keep(self.run, self._session().model, self.functions, self.parent)
+            keep(self.run)
         except (OSError, FloatingPointError) as error:
             return f" This run cannot be kept for later: {error}"
         return ""
@@ -227,11 +221,11 @@ class TrainingDashboard(Dashboard):
         """Show and keep what the run has reached, or why it ended."""
         run, kept = self.run, ""
         finished, stopped = run.after is not None, error is None or isinstance(error, Stopped)
-        if not finished and not stopped:
-            run.failure = words_of(error)  # type: ignore[arg-type]
         if run.history:  # the picture of the whole run
             self._draw()
-            kept = "" if run.failure else self._keep()
+            kept = self._keep()
+        else:
+            shutil.rmtree(run.folder.path, ignore_errors=True)
         gc.collect()  # what the run held; left for later, it made the process grow by 80 MB over a hundred short runs
         self.progress.value, self._going = "", False
         if finished:
@@ -240,18 +234,24 @@ class TrainingDashboard(Dashboard):
         elif stopped:
             self.say(f"Stopped. {run.words()}{kept}")
         else:
-            self.say(f"The run failed after {len(run.history)} steps. {run.failure}", wrong=True)
+            assert error is not None
+            self.say(f"The run failed after {len(run.history)} steps. {words_of(error)}{kept}", wrong=True)
         self._switch(going=False)
 
     def _show_verdict(self) -> None:
         assert self.run.before and self.run.after, "the run has not ended"
         self.judged.value = self.image(accuracy_comparison(self.run.before, self.run.after), self.run.verdict())
 
+    @property
+    def _is_unfinished(self) -> bool:
+        """True if the latest run can be continued."""
+        return self._run is not None and self._run.after is None and self._run.folder.resumable
+
     def _pause(self, button: object = None) -> None:
-        run = self._run
         if not self._going:
-            if run is not None and run.checkpoint is not None and run.after is None:
-                self._begin(run)
+            if self._is_unfinished:
+                if run := self._open_run(self.run.folder.path):
+                    self._begin(run)
             else:
                 self.say("No run is under way, so there is nothing to pause. Press Start.", wrong=True)
         elif not self.worker.paused:  # type: ignore[union-attr]
@@ -275,7 +275,7 @@ class TrainingDashboard(Dashboard):
             self.say("There is no finished or stopped run to save yet.", wrong=True)
             return
         try:
-            folder = self.run.save(self._session(), self.parent)
+            folder = save_copy(self.run, self.parent)
         except (OSError, ValueError) as error:
             self.say(str(error), wrong=True)
             return
@@ -288,13 +288,12 @@ class TrainingDashboard(Dashboard):
             control.disabled = going
         if going:
             self._offer.layout.display = "none"
-        run = self._run
-        unfinished = run is not None and run.checkpoint is not None and run.after is None
-        self.pause.description = "Resume" if unfinished and not going else "Pause"
+        unfinished = self._is_unfinished and not going
+        self.pause.description = "Resume" if unfinished else "Pause"
         if going:
             offer(self._buttons, [self.pause, self.stop], self.pause)
             return
-        saveable = run is not None and bool(run.history)
+        saveable = self._run is not None and bool(self._run.history)
         first = self.pause if unfinished else self.save if saveable else self.start
         offer(self._buttons, [self.start, *[self.save] * saveable, first], first)
 
@@ -304,7 +303,7 @@ class TrainingDashboard(Dashboard):
         history = stored["history"]
         self.alt = f"A recorded run with the default settings: {stored['alt']}"
         steps = int(history[-1]["step"])
-        image = svg_image(live_curves(history, steps, AT_ONCE), self.alt)
+        image = svg_image(live_curves(history, steps, NUM_CHECKED), self.alt)
         self.picture.value = with_values(image, live_values(history, steps))
         said = f"The picture is a recorded run with the default settings. {stored['verdict']}"
         self.say(f"{said} Press Start for a run of your own.")
@@ -314,11 +313,10 @@ class TrainingDashboard(Dashboard):
         if self._going:
             self.say("A run is under way. Press Stop first; then Open shows the kept run.", wrong=True)
             return
-        try:
-            self._run = run = open_kept(self.kept.value, self.functions)
-        except (OSError, ValueError, KeyError) as error:
-            self.say(f"This run cannot be opened: {words_of(error)}", wrong=True)
+        run = self._open_run(self.kept.value)
+        if run is None:
             return
+        self._run = run
         self._draw()
         self.judged.value = ""
         self._switch(going=False)
@@ -327,3 +325,11 @@ class TrainingDashboard(Dashboard):
         else:
             self._show_verdict()
             self.say(f"{run.verdict()} {run.warnings()}")
+
+    def _open_run(self, place: Path) -> TrainingRun | None:
+        """Return the run that a folder keeps; None, and a message, if it cannot be opened."""
+        try:
+            return open_kept(place, self.functions.values())
+        except (OSError, ValueError, KeyError) as error:
+            self.say(f"This run cannot be opened: {words_of(error)}", wrong=True)
+            return None

@@ -94,43 +94,18 @@ def learning_rate_share(step: int, config: GRPOConfig | SupervisedConfig) -> flo
     return max(0.0, falling[config.lr_scheduler_type])
 
 
-def make_stepper(optimizer: torch.optim.Optimizer, config: GRPOConfig | SupervisedConfig) -> Stepper:
-    """Return what turns the losses of an update into a step of this optimizer, with the bounds of the config."""
-    return Stepper(optimizer, config.max_grad_norm, config.abort_grad_norm if isinstance(config, GRPOConfig) else None)
+def clip_and_step(
+    optimizer: torch.optim.Optimizer, max_grad_norm: float, abort_grad_norm: float | None = None
+) -> float:
+    """Scale the gradient of all parameters down to `max_grad_norm` (0: leave it) and take the step.
 
-
-class Stepper:
-    """Collects the losses of an update (`begin`, then `add` for each micro-batch) and takes one step (`finish`).
-
-    It adds up the gradients of all micro-batches, clips their common norm, and steps.
-
-    max_grad_norm: the gradient is scaled down to this norm; 0: it is not clipped.
-    abort_grad_norm: a longer gradient raises FloatingPointError; None: no bound.
+    Returns the norm before it was clipped. Raises FloatingPointError before the weights change if the norm is not
+    finite, or above `abort_grad_norm` (None: no bound).
     """
-
-    def __init__(
-        self, optimizer: torch.optim.Optimizer, max_grad_norm: float, abort_grad_norm: float | None = None
-    ) -> None:
-        self.optimizer, self.max_grad_norm, self.abort_grad_norm = optimizer, max_grad_norm, abort_grad_norm
-        self.parameters = parameters_of(optimizer)
-
-    def begin(self) -> None:
-        """Start an update without gradient."""
-        self.optimizer.zero_grad(set_to_none=False)
-
-    def add(self, loss: Tensor) -> None:
-        """Add the gradient of a micro-batch's loss; its graph is freed."""
-        loss.backward()
-
-    def finish(self) -> float:
-        """Take the step; returns the norm of the gradient before it was clipped.
-
-        Raises FloatingPointError before the weights change when the norm is not finite, or above `abort_grad_norm`.
-        """
-        norm = nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm or math.inf)
-        check_gradient(norm, self.abort_grad_norm)
-        self.optimizer.step()
-        return norm.item()
+    norm = nn.utils.clip_grad_norm_(parameters_of(optimizer), max_grad_norm or math.inf)
+    check_gradient(norm, abort_grad_norm)
+    optimizer.step()
+    return norm.item()
 
 
 def check_gradient(norm: Tensor, longest: float | None = None) -> None:

@@ -1,8 +1,8 @@
 """Compute the log-probabilities of completions under a model, with each prompt processed once per group if possible.
 
-`per_token_logps` gives each completion its own copy of the prompt. `shared_prefix_logps` packs a prompt and the tree of
-its completions into one row of the forward pass, without padding in between. `group_logps`, which the trainer uses,
-takes the second way where the model allows it. `grpo_edu.logprobs` has the definition of a log-probability.
+`per_token_logps` gives each completion its own copy of the prompt. `group_logps`, which the trainer uses, packs a
+prompt and the tree of its completions into one row of the forward pass, without padding in between, if the model allows
+it. `grpo_edu.logprobs` has the definition of a log-probability.
 """
 
 import inspect
@@ -188,7 +188,7 @@ def per_token_logps(
     return score_states(head, hidden, source, completion_ids, completion_mask, temperature, chunk_size, with_entropy)
 
 
-def shared_prefix_logps(
+def group_logps(
     model: "PreTrainedModel",
     prompt_ids: Tensor,
     prompt_mask: Tensor,
@@ -200,34 +200,40 @@ def shared_prefix_logps(
     chunk_size: int | None = None,
     with_entropy: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    r"""Return the result of `per_token_logps`, with each prompt processed once per group.
+    r"""Return the result of `per_token_logps`, with each prompt processed once per group if possible.
 
     A group becomes one row: the prompt, then its completions (Prefix Grouper, https://arxiv.org/abs/2506.05433), with
     every common prefix only once (Tree Training, https://arxiv.org/abs/2511.00413). This saves most of the tokens if
     completions differ late, as those of a confident policy do. A mask hides the other completions of the group from
-    each token.
+    each token. If the model does not support such a mask, the function warns and calls `per_token_logps`.
 
     The mask grows with N · L² for N groups with rows of L tokens, and so does the cost of attention. If the completions
     of a group have many thousands of tokens, pass a part of the group at a time.
 
     Args:
-        model: a causal language model of transformers with "sdpa" or "eager" attention.
+        model: a causal language model of transformers.
         num_generations: G >= 1, completions per prompt; a group's rows are adjacent, with equal prompts.
         prompt_ids, prompt_mask, completion_ids, completion_mask, temperature, chunk_size, with_entropy: as for
             `per_token_logps`.
 
-    Raises ValueError: as `per_token_logps` and `pack_groups`; also if the model does not support a block mask.
+    Raises ValueError: as `per_token_logps` and `pack_groups`.
 
     >>> from transformers import Qwen2Config, Qwen2ForCausalLM
     >>> sizes = dict(hidden_size=8, intermediate_size=8, num_attention_heads=2, num_key_value_heads=1)
     >>> model = Qwen2ForCausalLM(Qwen2Config(vocab_size=16, num_hidden_layers=1, **sizes))
     >>> prompt, completion = torch.tensor([[0, 7], [0, 7]]), torch.tensor([[5, 6, 2], [9, 2, 0]])
     >>> batch = prompt, prompt.sign(), completion, completion.sign()
-    >>> torch.allclose(shared_prefix_logps(model, *batch, num_generations=2), per_token_logps(model, *batch))
+    >>> torch.allclose(group_logps(model, *batch, num_generations=2), per_token_logps(model, *batch))
     True
     """
+    batch = prompt_ids, prompt_mask, completion_ids, completion_mask
     decoder, head = check_model(model, temperature, chunk_size)
-    rows = pack_groups(prompt_ids, prompt_mask, completion_ids, completion_mask, num_generations)
+    rows = pack_groups(*batch, num_generations)
+    obstacle = block_mask_obstacle(model, rows.input_ids.shape[1])
+    if obstacle:
+        warning = f"{obstacle}; each prompt is processed once per completion, which is slower"
+        warnings.warn(warning, RuntimeWarning, stacklevel=2)
+        return per_token_logps(model, *batch, temperature=temperature, chunk_size=chunk_size, with_entropy=with_entropy)
     hidden = decoder(
         input_ids=rows.input_ids,
         attention_mask=block_mask(model, rows.seen_until),
@@ -238,34 +244,6 @@ def shared_prefix_logps(
     return score_states(head, hidden, source, completion_ids, completion_mask, temperature, chunk_size, with_entropy)
 
 
-def group_logps(
-    model: "PreTrainedModel",
-    prompt_ids: Tensor,
-    prompt_mask: Tensor,
-    completion_ids: Tensor,
-    completion_mask: Tensor,
-    *,
-    num_generations: int,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Return the log-probabilities of `per_token_logps`, computed with one pass over each prompt per group if possible.
-
-    If the model does not support the mask that `shared_prefix_logps` needs, the function warns and calls
-    `per_token_logps`. The arguments and the result are those of `shared_prefix_logps`.
-    """
-    batch = prompt_ids, prompt_mask, completion_ids, completion_mask
-    width = int(packed_lengths(prompt_mask, completion_mask, num_generations).max())
-    obstacle = block_mask_obstacle(model, width)
-    if not obstacle:
-        return shared_prefix_logps(
-            model, *batch, num_generations=num_generations, temperature=temperature, with_entropy=with_entropy
-        )
-    warning = f"{obstacle}; each prompt is processed once per completion, which is slower"
-    warnings.warn(warning, RuntimeWarning, stacklevel=2)
-    return per_token_logps(model, *batch, temperature=temperature, with_entropy=with_entropy)
-
-
 def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
     """Return the attention mask of packed rows: a token sees the prompt and its completion up to itself.
 
@@ -273,19 +251,13 @@ def block_mask(model: "PreTrainedModel", seen_until: Tensor) -> Tensor:
     keep the copy of each layer for the backward pass.
 
     Args:
-        model: a causal language model of transformers.
+        model: a causal language model of transformers without a `block_mask_obstacle`.
         seen_until: (N, L), of `PackedRows`.
 
     Returns:
         (N, 1, L, L) in the dtype of the layers: 0 if a token (third dimension) sees another (fourth), else -inf.
-
-    Raises ValueError: the model does not support such a mask, see `block_mask_obstacle`.
     """
-    length = seen_until.shape[1]
-    obstacle = block_mask_obstacle(model, length)
-    if obstacle:
-        raise ValueError(f"{obstacle}; use per_token_logps, which returns the same numbers")
-    query = torch.arange(length, device=seen_until.device)[:, None]
+    query = torch.arange(seen_until.shape[1], device=seen_until.device)[:, None]
     visible = (query < seen_until[:, None]).tril()[:, None]
     *_, norm = model.get_decoder().parameters()  # the table of embeddings may have another dtype than the layers
     return torch.zeros(visible.shape, dtype=norm.dtype, device=visible.device).masked_fill_(~visible, -torch.inf)

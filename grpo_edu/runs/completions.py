@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.runs.folder import COMPLETIONS
+from grpo_edu.runs.log import to_plain
 
 if TYPE_CHECKING:
     from grpo_edu.batch import Batch
@@ -43,19 +44,14 @@ class Sampled:
 def columns_of_batch(batch: Batch | None, names: Sequence[str]) -> dict[str, Any]:
     """Return the columns of a batch that are kept, B entries each. names: names of its K reward functions."""
     assert batch is not None
-    per_func = batch.rewards_per_func.T.tolist()
     return {
         "prompt": batch.rollout.prompts,
         "completion": batch.rollout.completions,
-        "rewards": {name: list(map(_plain, values)) for name, values in zip(names, per_func, strict=True)},
-        "reward": list(map(_plain, batch.rewards.tolist())),
+        "rewards": to_plain(dict(zip(names, batch.rewards_per_func.T.tolist(), strict=True))),
+        "reward": to_plain(batch.rewards.tolist()),
         "advantage": [round(value, 6) for value in batch.advantages.tolist()],
         "truncated": batch.rollout.is_truncated.tolist(),
     }
-
-
-def _plain(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 class GzipLines(AbstractContextManager):

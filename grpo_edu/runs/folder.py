@@ -196,7 +196,7 @@ class RunFolder:
         """
         replaced = ("state.pt", "checkpoints/step-*") if resumes else _REPLACED
         needed = model_size + _OTHER_FILES_SIZE
-        free = shutil.disk_usage(self._nearest()).free + sum(map(_size, self._matching(*replaced)))
+        free = shutil.disk_usage(self._nearest()).free + sum(map(size_on_disk, self._matching(*replaced)))
         if free < needed:
             advice = f"{free / 1e6:.1f} MB are free and the run needs {needed / 1e6:.1f} MB; free some space first"
             raise OSError(errno.ENOSPC, f"the disk is nearly full: {advice}", str(self.path))
@@ -305,7 +305,7 @@ class RunFolder:
             temporary.unlink(missing_ok=True)
 
 
-def _size(path: Path) -> int:
+def size_on_disk(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())

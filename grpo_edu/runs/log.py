@@ -37,7 +37,7 @@ class RunLog(AbstractContextManager):
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write one record; values may be numbers, strings, None, lists, dicts or one-element tensors."""
-        line = json.dumps(_plain(record), allow_nan=False).encode() + b"\n"
+        line = json.dumps(to_plain(record), allow_nan=False).encode() + b"\n"
         try:
             while line:
                 line = line[self._file.write(line) :]
@@ -106,12 +106,12 @@ def _close_tail(path: Path) -> None:
             file.truncate(end)
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Return a copy that JSON can store: tensors and numpy values become numbers, and NaN and infinity become None."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if hasattr(value, "item"):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -7,7 +7,7 @@ fields, and every option is checked when a `RunConfig` is made, before any model
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -302,22 +302,30 @@ def _stored_rewards(names: Sequence[str], given: Rewards | None) -> tuple[str | 
     return tuple(functions.get(name, name) for name in wanted)
 
 
+def with_changed_paths(run_config: RunConfig, change: Callable[[str], str]) -> RunConfig:
+    """Return options with other paths of the user's files of problems and rewards."""
+
+    def reward(entry: str | RewardFunction) -> str | RewardFunction:
+        place, sign, name = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
+        return f"{change(place)}:{name}" if sign and place.endswith(".py") else entry
+
+    return replace(
+        run_config,
+        data=tuple(change(name) if is_user_dataset(name) else name for name in run_config.data),
+        heldout_file=None if run_config.heldout_file is None else change(run_config.heldout_file),
+        reward_funcs=tuple(map(reward, run_config.reward_funcs)),
+    )
+
+
 def with_absolute_paths(run_config: RunConfig) -> RunConfig:
     """Return options whose files are found from every working folder."""
 
     def absolute(path: str) -> str:
         return str(Path(path).expanduser().absolute())
 
-    def reward(entry: str | RewardFunction) -> str | RewardFunction:
-        place, sign, name = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
-        return f"{absolute(place)}:{name}" if sign and place.endswith(".py") else entry
-
     return replace(
-        run_config,
-        data=tuple(absolute(name) if is_user_dataset(name) else name for name in run_config.data),
-        reward_funcs=tuple(map(reward, run_config.reward_funcs)),
+        with_changed_paths(run_config, absolute),
         data_path=None if run_config.data_path is None else absolute(run_config.data_path),
-        heldout_file=None if run_config.heldout_file is None else absolute(run_config.heldout_file),
         system_prompt=None
         if run_config.system_prompt is None
         else _system_text(run_config.system_prompt) or NO_SYSTEM_PROMPT,

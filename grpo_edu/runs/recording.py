@@ -130,16 +130,6 @@ def open_logs(
 
 
 @contextmanager
-def annotate_errors(folder: RunFolder, steps: int) -> Iterator[None]:
-    """A context whose errors carry a note on what the run's folder keeps of the steps that were done."""
-    try:
-        yield
-    except BaseException as error:
-        note_what_is_kept(error, folder, steps)
-        raise
-
-
-@contextmanager
 def note_kept(folder: RunFolder, describe: Callable[[], str]) -> Iterator[None]:
     """A context for a sweep or a curriculum: SIGTERM and SIGHUP interrupt it, and errors say what its folder keeps."""
     with sigterm_interrupts():

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import Evaluating, Evaluation, evaluate_in_batches
@@ -37,7 +37,6 @@ from grpo_edu.runs.record import RunMetadata, default_folder, read_resumable, re
 from grpo_edu.runs.recording import (
     RECOVERABLE_ERRORS,
     DeferInterrupts,
-    annotate_errors,
     note_what_is_kept,
     open_logs,
     sigterm_interrupts,
@@ -151,7 +150,7 @@ class Run:
     @classmethod
     def start(
         cls, run_config: RunConfig, output: str | Path | None = None, *, overwrite: bool = False, command: str = ""
-    ) -> Run:
+    ) -> Self:
         """Make a new run; arguments and errors as in `start_run`. Nothing is written yet."""
         if run_config.backend == "trl" and run_config.checkpoint_every:
             raise ValueError(
@@ -167,7 +166,7 @@ class Run:
         return cls(folder, RunMetadata.start(run_config, command), resumes=False, overwrite=overwrite)
 
     @classmethod
-    def resume(cls, output: str | Path, *, rewards: Rewards | None = None) -> Run:
+    def resume(cls, output: str | Path, *, rewards: Rewards | None = None) -> Self:
         """Go on with a run that was stopped; arguments and errors as in `resume_training`."""
         return cls(RunFolder(output), read_resumable(output, rewards), resumes=True)
 
@@ -190,8 +189,11 @@ class Run:
                 if not self.history:
                     raise
                 stopped = error
-            with annotate_errors(self.folder, len(self.history)):
+            try:
                 yield from self._finish(stopped)
+            except BaseException as error:
+                note_what_is_kept(error, self.folder, len(self.history))
+                raise
 
     def _load(self) -> Iterator[Event]:
         """Load problems and model, and the state of a run that is resumed."""
@@ -286,6 +288,8 @@ class Run:
                 if is_claimed:
                     self.folder.reserve(self._model_size())
                     log = open_log()
+                if self.history:  # of a run that is resumed, which may be stopped before its next step
+                    yield Saved(self._saved_step)
                 for metrics in training:
                     if not is_claimed:
                         self._claim(context)
@@ -363,15 +367,20 @@ class Run:
         """Write a checkpoint if it is time for one; returns whether it was written."""
         every, step = self.run_config.checkpoint_every, len(self.history)
         if every and (step % every == 0 or step == self.config.max_steps):
-            self._save()
+            self.save_state()
         elif every is None and time.monotonic() - self._saved_at >= CHECKPOINT_SECONDS:
             self._save_last_state()  # nobody has asked for it, so a full disk does not end the run
             self._saved_at = time.monotonic()
         return self._saved_step == step
 
-    def _save(self) -> None:
-        """Write the state after the last complete step."""
-        assert self.state is not None and self.before is not None
+    def save_state(self) -> None:
+        """Write the state after the last complete step, unless it is there; whoever takes the events may call it.
+
+        Raises OSError if it cannot be written, and FloatingPointError if a weight is not finite.
+        """
+        if self.state is None or self._saved_step == len(self.history):
+            return
+        assert self.before is not None
         content = {
             "fingerprint": self._fingerprint,
             "config": self.config.to_dict(),
@@ -387,10 +396,8 @@ class Run:
 
     def _save_last_state(self) -> None:
         """Write the state after the last step, unless it is there; warns if that is not possible."""
-        if self.state is None or self._saved_step == len(self.history):
-            return
         try:
-            self._save()
+            self.save_state()
         except (OSError, ArithmeticError, KeyboardInterrupt) as error:  # the model is still to be saved
             reason = str(error) or "interrupted again"
             warnings.warn(f"the state after step {len(self.history)} was not saved: {reason}", stacklevel=2)

@@ -335,7 +335,7 @@ def find_state(folder: Path) -> Path | None:
     """Return the state in a run's folder, or its latest checkpoint of version 0.3.0; None if there is neither."""
     if (folder / "state.pt").is_file():
         return folder / "state.pt"
-    old = [*folder.glob("checkpoints/step-*"), *folder.glob("step-*")]  # the second in what a dashboard kept
+    old = folder.glob("checkpoints/step-*")
     return max(old, key=lambda path: int(path.name.removeprefix("step-")), default=None)
 
 

@@ -25,6 +25,7 @@ from grpo_edu.fast.lora import adapters_off, reference_policy
 from grpo_edu.rollout import Rollout
 from grpo_edu.runs.completions import GzipLines, kept_file, read_lines, recorded_steps
 from grpo_edu.runs.folder import TOKENS
+from grpo_edu.runs.log import to_plain
 from grpo_edu.trainer import Stages, Update, optimizer_step
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class TokenRecorder:
     @property
     def stages(self) -> Stages:
         """The stages of a training whose steps are recorded."""
-        return Stages(step=self.step)
+        return Stages(optimizer_step=self.step)
 
     def record_of(self, step: int) -> dict[str, Any] | None:
         """Return the record of a step, if this was the last one recorded."""
@@ -220,7 +221,7 @@ def token_record(
         length = lengths[row]
         sampled = rollout.completion_ids[row, :length].tolist()
         found: dict[str, Any] = {
-            "reward": plain_reward(batch.rewards[row]),
+            "reward": to_plain(batch.rewards[row]),
             "advantage": round(column[row].item(), _PLACES),
             "tokens": join_parts(tokenizer, sampled, [text_of(token) for token in sampled]),
             "sampling": plain(rollout.sampling_per_token_logps[row, :length]),
@@ -264,14 +265,9 @@ def token_record(
         "learning_rate": config.learning_rate,
         "max_completion_length": config.max_completion_length,
         "num_tokens": int(batch.loss_mask.sum()),
-        "rewards": [plain_reward(reward) for reward in batch.rewards],
+        "rewards": to_plain(batch.rewards.tolist()),
         "groups": groups,
     }
-
-
-def plain_reward(reward: Tensor) -> float | None:
-    """Return a reward as JSON knows it: None for NaN, if no reward function applied."""
-    return None if reward.isnan() else reward.item()
 
 
 def _scaling(batch: Batch, config: GRPOConfig) -> str:
@@ -322,12 +318,6 @@ def _read_lines(folder: str | Path) -> dict[int, bytes]:
             f"`run`: {folder} keeps no token records; train again with the option --inspect-steps first,10,last."
         )
     return lines
-
-
-def without_groups(record: dict[str, Any], kept: int) -> dict[str, Any]:
-    """Return the record with only its first groups of different rewards, at most `kept`, to keep a page small."""
-    mixed = [group for group in record["groups"] if len({one["reward"] for one in group["completions"]}) > 1]
-    return {**record, "groups": mixed[:kept]}
 
 
 def kept_steps(folder: str | Path) -> list[int]:

@@ -24,7 +24,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.prompts import PromptStyle, chat_messages, prompt_style, set_prompt_style
 from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.folder import model_source
-from grpo_edu.runs.loading import is_user_dataset, resolve_rewards
+from grpo_edu.runs.loading import resolve_rewards
 from grpo_edu.runs.options import (
     ALL_LAYERS,
     PROBLEM_PLACEHOLDER,
@@ -41,6 +41,7 @@ from grpo_edu.runs.options import (
     make_plain_chat_template,
     template_variables,
     with_absolute_paths,
+    with_changed_paths,
 )
 from grpo_edu.runs.profiles import Profile
 from grpo_edu.runs.record import resolve_model_source
@@ -371,7 +372,6 @@ def carry_task(request: RunConfig, folder: Path) -> tuple[dict[Path, Path], RunC
 
     Raises ValueError if two files have one name, and what loading problems and rewards raises.
     """
-    request = with_absolute_paths(request)
     carried: dict[Path, Path] = {}
 
     def move(path: str) -> str:
@@ -380,16 +380,7 @@ def carry_task(request: RunConfig, folder: Path) -> tuple[dict[Path, Path], RunC
             raise ValueError(f"data: {source} and {carried[target]} have one name; rename one of them")
         return str(target)
 
-    def reward(entry: str | RewardFunction) -> str | RewardFunction:
-        place, sign, name = entry.rpartition(":") if isinstance(entry, str) else ("", "", "")
-        return f"{move(place)}:{name}" if sign and place.endswith(".py") else entry
-
-    moved = replace(
-        request,
-        data=tuple(move(name) if is_user_dataset(name) else name for name in request.data),
-        heldout_file=None if request.heldout_file is None else move(request.heldout_file),
-        reward_funcs=tuple(map(reward, request.reward_funcs)),
-    )
+    moved = with_changed_paths(with_absolute_paths(request), move)
     return carried, moved
 
 

@@ -14,7 +14,6 @@ rows. One setting has a different effect: TRL's weight decay leaves out biases a
 from __future__ import annotations
 
 import copy
-import math
 import queue
 import shutil
 import tempfile
@@ -35,6 +34,7 @@ from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import chat_messages, completion_text, prompt_style, render_messages
 from grpo_edu.rewards import RewardFunction, for_trl
 from grpo_edu.rollout import Sampler
+from grpo_edu.runs.log import to_plain
 from grpo_edu.trainer import check_inputs
 
 if TYPE_CHECKING:
@@ -161,9 +161,7 @@ def build_trainer(
 def sampled_columns(trainer: trl.GRPOTrainer) -> dict[str, Any]:
     """Return what TRL's last step sampled, in the columns that a run keeps."""
     logs, tokenizer = trainer._logs, trainer.processing_class
-    rewards = {
-        name: [None if math.isnan(value) else value for value in column] for name, column in logs["rewards"].items()
-    }
+    rewards = to_plain({name: list(column) for name, column in logs["rewards"].items()})
     weights = trainer.reward_weights.tolist()
     rows = zip(*rewards.values(), strict=True)
     return {

@@ -239,7 +239,7 @@ CASES = (
     Case(
         "stale old log-probabilities",
         "The ratio compares with the model of the first step, so the clip holds the policy near it.",
-        _with_stages(_REFERENCE_AT_HAND, step=stale_old_logps),
+        _with_stages(_REFERENCE_AT_HAND, optimizer_step=stale_old_logps),
         _REFERENCE_AT_HAND,
     ),
     Case(

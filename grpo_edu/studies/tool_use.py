@@ -9,19 +9,13 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
-from grpo_edu.config import SupervisedConfig
-from grpo_edu.continual.examples import pad_examples, target_logits
-from grpo_edu.fast.optimizers import build_optimizer, make_stepper
-from grpo_edu.problems.templates import STORIES, Problem, ProblemOrder, fill_story, problem_key
+from grpo_edu.problems.templates import STORIES, Problem, fill_story, problem_key
 from grpo_edu.prompts import render_prompt
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 _REPLY = re.compile(r"(?<=\])(=\S*)")  # what the calculator writes after a call
 
@@ -59,32 +53,3 @@ def encode_turns(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> tuple[
         ids += part_ids
         is_target += [int(not part.startswith("="))] * len(part_ids)
     return [*ids, tokenizer.eos_token_id], [*is_target, 1]
-
-
-def cold_start(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], config: SupervisedConfig
-) -> Iterator[float]:
-    """Supervised steps on worked solutions, without the calculator's replies; trains in place, yields each loss."""
-    yield from learn_turns(model, tokenizer, [encode_turns(tokenizer, problem) for problem in problems], config)
-
-
-def learn_turns(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Sequence[tuple[list[int], list[int]]],
-    config: SupervisedConfig,
-) -> Iterator[float]:
-    """Supervised steps on conversations: the ids of each, and 1 for the tokens that are learned; yields each loss."""
-    optimizer, _ = build_optimizer(model, config)
-    stepper = make_stepper(optimizer, config)
-    order = ProblemOrder(len(rows), config.seed)
-    for _ in range(config.max_steps):
-        batch = [rows[index] for index in order.draw(config.prompts_per_step)]
-        ids, _ = pad_examples([(row, 0) for row, _ in batch], tokenizer.pad_token_id)
-        is_target, _ = pad_examples([(row, 0) for _, row in batch], 0)
-        logits, labels = target_logits(model, ids, is_target.bool())
-        loss = torch.nn.functional.cross_entropy(logits, labels)
-        stepper.begin()
-        stepper.add(loss)
-        stepper.finish()
-        yield loss.item()

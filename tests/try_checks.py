@@ -1,4 +1,4 @@
-"""Try every check on right and wrong answers: ``python -m grpo_edu.checks``; the exit code is 1 if one is misjudged.
+"""Try every check on right and wrong answers: ``python tests/try_checks.py``; the exit code is 1 if one is misjudged.
 
 A right answer must earn all points and a wrong one must lose some, on every seed. A mistake of the exercise must be
 named, and a name must be true: an answer that is said to make a mistake has to agree with it on inputs of another seed.
@@ -18,7 +18,7 @@ from grpo_edu.checks import exercises
 from grpo_edu.checks.compare import Outcome, shown
 from grpo_edu.checks.core import Call, Exercise, attempt, changed, trial
 
-TESTS = Path(__file__).resolve().parents[2] / "tests"  # of a checkout; not in the wheel
+TESTS = Path(__file__).resolve().parent
 RIGHT_ANSWERS, WRONG_ANSWERS, DEMANDS = TESTS / "right_answers", TESTS / "wrong_answers.py", TESTS / "demands.txt"
 OTHER_SEED = 10_000  # further on, where a name is tried again
 
@@ -141,7 +141,7 @@ def table(known: Mapping[str, Exercise], right_answers: Answers) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, then every answer that is misjudged."""
-    parser = argparse.ArgumentParser(prog="python -m grpo_edu.checks", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tests/try_checks.py", description=__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="how many draws of the inputs each answer is tried on")
     parser.add_argument(
         "--answers",
