@@ -165,23 +165,16 @@ def test_shared_prefix_equals_plain_for_any_lengths(prompt_lengths, data):
 
 
 def test_content_and_amount_of_padding_are_irrelevant(model):
-    prompt_ids, prompt_mask, completion_ids, completion_mask = BATCH
-    pad_ids, pad_completion = prompt_mask == 0, completion_mask == 0
-    changed = [
-        (
-            prompt_ids.masked_fill(pad_ids, token),
-            prompt_mask,
-            completion_ids.masked_fill(pad_completion, token),
-            completion_mask,
-        )
-        for token in (0, 63, -100, 10_000)
+    ids, masks = BATCH[::2], BATCH[1::2]
+    changed = []
+    for token in (0, 63, -100, 10_000):
+        filled = [tokens.masked_fill(mask == 0, token) for tokens, mask in zip(ids, masks, strict=True)]
+        changed.append((filled[0], masks[0], filled[1], masks[1]))
+    sides, fills = ((3, 0), (3, 0), (0, 2), (0, 2)), (9, 0, 9, 0)
+    wider = [
+        torch.nn.functional.pad(tensor, side, value=fill)
+        for tensor, side, fill in zip(BATCH, sides, fills, strict=True)
     ]
-    wider = (
-        torch.nn.functional.pad(prompt_ids, (3, 0), value=9),
-        torch.nn.functional.pad(prompt_mask, (3, 0)),
-        torch.nn.functional.pad(completion_ids, (0, 2), value=9),
-        torch.nn.functional.pad(completion_mask, (0, 2)),
-    )
     for function, options in ((per_token_logps, {}), (group_logps, {"num_generations": GENERATIONS})):
         expected = function(model, *BATCH, **options)
         for batch in changed:
@@ -231,15 +224,23 @@ def test_chunks_change_neither_values_nor_gradients(chunk_size, with_bias):
         assert_close(found, expected_gradients, **exact)
 
 
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(monkeypatch, with_bias):
-    model, seen, chunk_logits = make_model(), [], chunked_logps._logits
+@pytest.fixture
+def seen(monkeypatch):
+    """The shapes of the logits that are computed."""
+    shapes, chunk_logits = [], chunked_logps._logits
 
     def watched(*arguments):
-        seen.append(chunk_logits(*arguments).shape)
-        return chunk_logits(*arguments)
+        logits = chunk_logits(*arguments)
+        shapes.append(logits.shape)
+        return logits
 
     monkeypatch.setattr(chunked_logps, "_logits", watched)
+    return shapes
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(seen, with_bias):
+    model = make_model()
     if with_bias:
         model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCAB))
         model.lm_head.register_forward_hook(lambda module, inputs, output: seen.append(output.shape))
@@ -251,21 +252,16 @@ def test_never_more_logits_than_a_chunk_and_never_for_the_prompt(monkeypatch, wi
     assert sum(shape[0] for shape in seen) == tokens + tokens - 2 - 1
 
 
-def test_as_many_logits_at_once_as_make_128_mib(monkeypatch):
+def test_as_many_logits_at_once_as_make_128_mib(monkeypatch, seen):
     assert 4 * chunked_logps.LOGITS_PER_CHUNK == 128 * 2**20
-    model, seen, chunk_logits = make_model(), [], chunked_logps._logits
-
-    def watched(*arguments):
-        seen.append(len(chunk_logits(*arguments)))
-        return chunk_logits(*arguments)
-
-    monkeypatch.setattr(chunked_logps, "_logits", watched)
+    model = make_model()
     for room, rows in ((5 * VOCAB - 1, 4), (1, 1)):  # four whole rows of logits; never less than one
         seen.clear()
         monkeypatch.setattr(chunked_logps, "LOGITS_PER_CHUNK", room)
         with torch.no_grad():
             per_token_logps(model, *BATCH)
-        assert set(seen[:-1]) == {rows} and sum(seen) == BATCH[3].sum()
+        sizes = [shape[0] for shape in seen]
+        assert set(sizes[:-1]) == {rows} and sum(sizes) == BATCH[3].sum()
 
 
 def test_logits_of_several_chunks_are_computed_again_and_those_of_one_are_kept():

@@ -152,34 +152,22 @@ def test_bias_correction_makes_the_gradient_that_of_the_reverse_kl():
     weights = logps.detach().exp()[:, None]  # every symbol as one completion, weighted by its probability
     reverse = (logps.exp() * (logps - reference)).sum()
     forward = (reference.exp() * (reference - logps)).sum()
+    batch = torch.zeros(1, dtype=torch.float64), torch.ones(1, 1)  # advantages and mask
     for corrected, divergence in ((True, reverse), (False, forward)):
-        terms = [
-            weights[i]
-            * grpo_loss(
-                logps[i].view(1, 1),
-                None,
-                torch.zeros(1, dtype=torch.float64),
-                torch.ones(1, 1),
-                ref_per_token_logps=reference[i].view(1, 1),
-                beta=1.0,
-                use_bias_correction_kl=corrected,
-            )
-            for i in range(4)
-        ]
+        terms = []
+        for i in range(4):
+            options = {"ref_per_token_logps": reference[i].view(1, 1), "use_bias_correction_kl": corrected}
+            terms.append(weights[i] * grpo_loss(logps[i].view(1, 1), None, *batch, beta=1.0, **options))
         result = torch.autograd.grad(torch.cat(terms).sum(), logits, retain_graph=True)[0]
         assert_close(result, torch.autograd.grad(divergence, logits, retain_graph=True)[0])
 
 
 def test_the_reduction_by_itself():
-    """Rows 1 2 | 5: (1.5 + 5) / 2 by rows, which is the default. One token alone is divided by 1."""
+    """Rows 1 2 | 5: (1.5 + 5) / 2 by rows, which is the default; one value of a row is that of each of its tokens."""
     loss = torch.tensor([[1.0, 2.0], [5.0, 9.0]])
     assert float(reduce_loss(loss, MASK)) == pytest.approx(3.25)
-    assert float(reduce_loss(torch.tensor([[2.0], [5.0]]), MASK, loss_type="bnpo")) == pytest.approx(
-        3
-    )  # (2 + 2 + 5) / 3
-    for loss_type in LOSS_TYPES:
-        one = reduce_loss(torch.tensor([[3.0]]), torch.ones(1, 1), loss_type=loss_type, max_completion_length=1)
-        assert one == 3.0, loss_type
+    by_row = torch.tensor([[2.0], [5.0]])
+    assert float(reduce_loss(by_row, MASK, loss_type="bnpo")) == pytest.approx((2 + 2 + 5) / 3)
 
 
 @every_loss
@@ -332,22 +320,18 @@ def test_the_gradient_stops_where_clipping_took_hold():
 
 def test_hand_worked_clip_fractions():
     """Ratios 2, 0.5 and 1.5 with advantages 1 1 -1: one of three is clipped, above."""
-    shares = clip_fractions(LOGPS, OLD, ADVANTAGES, MASK)
-    assert {key: float(value) for key, value in shares.items()} == pytest.approx(
-        {"clip_ratio/low_mean": 0.0, "clip_ratio/high_mean": 1 / 3, "clip_ratio/region_mean": 1 / 3}
-    )
-    shares = clip_fractions(LOGPS, OLD, -ADVANTAGES, MASK)  # now 0.5 is clipped below and 1.5 above
-    assert {key: float(value) for key, value in shares.items()} == pytest.approx(
-        {"clip_ratio/low_mean": 1 / 3, "clip_ratio/high_mean": 1 / 3, "clip_ratio/region_mean": 2 / 3}
-    )
-    shares = clip_fractions(LOGPS, OLD, -ADVANTAGES, MASK, importance_sampling_level="sequence")
-    assert {key: float(value) for key, value in shares.items()} == {  # ratios of the rows: 1 and 1.5
-        "clip_ratio/low_mean": 0.0,
-        "clip_ratio/high_mean": 0.5,
-        "clip_ratio/region_mean": 0.5,
-    }
-    shares = clip_fractions(LOGPS, OLD, ADVANTAGES, MASK, loss_type="cispo", epsilon_high=1.6)
-    assert {key: float(value) for key, value in shares.items()} == pytest.approx({"cispo_clip_ratio": 1 / 3})
+
+    def shares(advantages, **options):
+        found = clip_fractions(LOGPS, OLD, advantages, MASK, **options)
+        return {key.removeprefix("clip_ratio/"): float(value) for key, value in found.items()}
+
+    assert shares(ADVANTAGES) == pytest.approx({"low_mean": 0, "high_mean": 1 / 3, "region_mean": 1 / 3})
+    # now 0.5 is clipped below and 1.5 above; ratios of the rows: 1 and 1.5
+    assert shares(-ADVANTAGES) == pytest.approx({"low_mean": 1 / 3, "high_mean": 1 / 3, "region_mean": 2 / 3})
+    by_row = shares(-ADVANTAGES, importance_sampling_level="sequence")
+    assert by_row == pytest.approx({"low_mean": 0, "high_mean": 0.5, "region_mean": 0.5})
+    capped = shares(ADVANTAGES, loss_type="cispo", epsilon_high=1.6)
+    assert capped == pytest.approx({"cispo_clip_ratio": 1 / 3})
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "cispo"])
@@ -397,25 +381,9 @@ def test_kl_is_never_negative_and_zero_where_the_policies_agree(first, second):
     ],
 )
 def test_bad_input_is_refused_with_a_word(changes, message):
-    arguments = {
-        "per_token_logps": LOGPS,
-        "old_per_token_logps": OLD,
-        "advantages": ADVANTAGES,
-        "completion_mask": MASK,
-        **changes,
-    }
+    usual = {"per_token_logps": LOGPS, "old_per_token_logps": OLD, "advantages": ADVANTAGES, "completion_mask": MASK}
     with pytest.raises(ValueError, match=message):
-        grpo_loss(**arguments)
-
-
-def test_the_reductions_of_cs336_have_the_counterparts_that_the_docstring_names():
-    loss, mask = torch.tensor([[1.0, 2.0], [5.0, 7.0], [3.0, 9.0]]), torch.tensor([[1, 1], [1, 0], [0, 0]])
-    sums = (loss * mask).sum(dim=1)
-    assert_close(reduce_loss(loss, mask, loss_type="dapo", num_items=5), sums.sum() / 5)
-    assert_close(reduce_loss(loss, mask, loss_type="dr_grpo", max_completion_length=5), (sums / 5).mean())
-    row_means = sums / mask.sum(dim=1)
-    assert row_means[2].isnan()
-    assert_close(reduce_loss(loss, mask, loss_type="grpo"), row_means.nan_to_num(0.0).mean())
+        grpo_loss(**usual | changes)
 
 
 @every_loss

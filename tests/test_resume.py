@@ -67,8 +67,13 @@ def stopping_at(step, how):
     return length
 
 
-def interrupt(completions):
-    signal.raise_signal(signal.SIGINT)
+def raises(number):
+    """A reward that sends this process a signal."""
+    return lambda completions: signal.raise_signal(number)
+
+
+interrupt, kill_softly = raises(signal.SIGINT), raises(signal.SIGTERM)
+hang_up = raises(getattr(signal, "SIGHUP", signal.SIGTERM))
 
 
 @pytest.mark.long
@@ -80,14 +85,6 @@ def test_killed_at_random_and_resumed_it_ends_the_same(policy_dir, tmp_path, kil
     assert len(rows) == kills
     for row in rows:
         assert row["same weights"] and row["same metrics"] and row["same result"] and row["nothing left over"], row
-
-
-def kill_softly(completions):
-    signal.raise_signal(signal.SIGTERM)
-
-
-def hang_up(completions):
-    signal.raise_signal(signal.SIGHUP)
 
 
 def full(*arguments, **options):
@@ -484,13 +481,11 @@ def test_a_folder_that_cannot_be_written_at_the_end_costs_no_model(run, tmp_path
 def test_a_state_that_finds_no_room_leaves_the_older_one(run, tmp_path, monkeypatch):
     save, calls = runs.save_state, []
 
-    def full(*arguments, **options):
+    def full_the_second_time(*arguments, **options):
         calls.append(1)
-        if len(calls) == 2:
-            raise OSError(28, "could not write the state (No space left on device); free some space", "state.pt")
-        return save(*arguments, **options)
+        return (full if len(calls) == 2 else save)(*arguments, **options)
 
-    monkeypatch.setattr(runs, "save_state", full)
+    monkeypatch.setattr(runs, "save_state", full_the_second_time)
     with pytest.raises(OSError, match="No space left") as caught:
         run()
     folder = tmp_path / "run"

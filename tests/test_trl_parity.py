@@ -12,6 +12,7 @@ import pytest
 import torch
 import trl
 from torch.testing import assert_close
+from toy_policy import late_letters, run, word_tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from grpo_edu.advantages import group_advantages
@@ -302,6 +303,17 @@ def score(trainer, monkeypatch, rewards):
     monkeypatch.setattr(trainer, "reward_func_names", names)
     monkeypatch.setattr(trainer, "reward_processing_classes", [None] * len(columns))
     return trainer._generate_and_score_completions([{"prompt": "w1 w2"}] * 4 + [{"prompt": "w3"}] * 4)
+
+
+def test_the_keys_are_those_that_trl_logs(tmp_path):
+    sizes = {"num_generations": 4, "max_completion_length": 5, "max_steps": 1}
+    options = {"beta": 0.1, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "loss_type": "grpo"}
+    theirs = make_trainer(tmp_path, late_letters, **options, max_steps=1)
+    theirs.train()
+    _, history = run(word_tokenizer(), GRPOConfig(**sizes, prompts_per_step=4, beta=0.1), [late_letters])
+    assert set(history[0]) <= {"step", *theirs.state.log_history[0]}
+    assert {"loss", "reward", "reward_std", "kl", "entropy", "num_tokens", "clip_ratio/region_mean"} <= set(history[0])
+    assert all(isinstance(value, int | float) for row in history for value in row.values())
 
 
 def test_settings_reach_the_trainer_under_the_same_names(tmp_path):

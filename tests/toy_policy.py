@@ -2,6 +2,7 @@
 
 import itertools
 
+import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.testing import assert_close
@@ -110,6 +111,12 @@ def update_policy(model, batch, optimizer, config, *, penalty=None, **state):
 def timeless(history) -> list[dict]:
     """The metrics of a run without those of the clock, which are never the same."""
     return [{name: value for name, value in metrics.items() if name != "step_time"} for metrics in history]
+
+
+def assert_same_history(one, other):
+    """The metrics of every step agree, apart from those of the clock."""
+    for row, same in zip(timeless(one), timeless(other), strict=True):
+        assert row == pytest.approx(same, abs=1e-6)
 
 
 def assert_same_weights(one, other, tolerance=1e-7):
