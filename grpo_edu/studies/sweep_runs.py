@@ -24,7 +24,7 @@ from grpo_edu.problems.templates import Problem
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog, read_log, write_log
 from grpo_edu.runs.profiles import Profile
-from grpo_edu.runs.record import RunMetadata
+from grpo_edu.runs.record import RunMetadata, model_label
 from grpo_edu.runs.recording import note_kept
 from grpo_edu.runs.run import ProgressBars, open_policy, with_adapters
 from grpo_edu.runs.state import check_same_data, check_same_model, data_fingerprint, fingerprint
@@ -53,7 +53,7 @@ def start_sweep(
     run_config = replace(profile.request(), num_heldout=plan.num_heldout, checkpoint_every=0, report_to=())
     if run_config.backend != "grpo_edu":
         raise ValueError(f"`backend` {run_config.backend!r} cannot be swept; leave it out.")
-    folder = RunFolder(output) if output else RunFolder.unused(f"sweep-{Path(run_config.model).name}")
+    folder = RunFolder(output) if output else RunFolder.unused(f"sweep-{model_label(run_config.model)}")
     folder.check(overwrite=overwrite)
     sweep = Sweep(folder, RunMetadata.start(run_config, command), plan)
     settings_config(sweep.base, sweep.result.start, sweep.base.seed)
