@@ -109,6 +109,11 @@ def test_a_run_starts_from_the_settings_of_another_run(policy_dir, tmp_path, mon
         "learning_rate": 1e-3,
         "max_steps": 2,
     }
+    capsys.readouterr()
+    assert main(["compare", "../first", "second"]) == 0
+    shown = capsys.readouterr().out
+    assert "learning_rate: 0.0001 and 0.001\n" in shown and "max_steps: 1 and 2\n" in shown and "seed" not in shown
+    assert "on the 4 held-out problems of both" in shown and "McNemar" in shown
     profile, plan = asked_sweep(build_parser().parse_args(["sweep", "--like", "second", "--validation", "4"]))
     assert profile.request().to_settings() == second and plan.num_heldout == 4
     capsys.readouterr()
