@@ -18,6 +18,7 @@ import numpy as np
 from grpo_edu.config import check_numbers
 from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import Problem, as_problems, get_scorer, prompt_options
+from grpo_edu.progress import ProgressBars
 from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, render_prompt
 from grpo_edu.rewards import RewardFunction, combine_rewards, score_completions
 
@@ -235,13 +236,11 @@ def evaluate(
         max_completion_length: the largest number of tokens in a completion.
         batch_size: number of problems per batch, at least 1.
         seed: random seed of the sampling.
-        progress: show a progress bar in a notebook or a terminal, with this text if it is one.
+        progress: show a progress bar (`ProgressBars`), with this text if it is one.
         environment, max_turns: makes an environment for each problem, and the limit of its turns
             (`grpo_edu.turns`). The completion that is scored is the whole conversation.
         pack_weights: as in `grpo_edu.rollout.generate`.
     """
-    from tqdm.auto import tqdm
-
     batches = evaluate_in_batches(
         model,
         tokenizer,
@@ -255,12 +254,12 @@ def evaluate(
         max_turns=max_turns,
         pack_weights=pack_weights,
     )
-    # disable=None: tqdm shows nothing if the output is neither a terminal nor a notebook
     label = progress if isinstance(progress, str) else "Evaluating"
-    with tqdm(total=len(problems), desc=label, disable=None if progress else True) as bar:
+    with ProgressBars(bool(progress)) as bars:
+        bars.show(label, 0, len(problems))
         while True:
             try:
-                bar.update(next(batches).done - bar.n)
+                bars.show(label, next(batches).done, len(problems))
             except StopIteration as end:
                 return end.value
 

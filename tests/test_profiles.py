@@ -10,6 +10,7 @@ import torch
 from test_cli import complaint
 
 from grpo_edu.cli.main import build_parser, main
+from grpo_edu.cli.studies import asked_sweep
 from grpo_edu.config import GRPOConfig
 from grpo_edu.models import load_policy
 from grpo_edu.prompts import render_prompt
@@ -82,12 +83,42 @@ def test_what_is_typed_overrides_the_profile(tmp_path):
     assert "\n* max_steps " in text and "\n  num_generations " in text
 
 
-def test_every_field_is_an_option_of_train():
+def test_every_field_is_an_option_of_train_and_of_sweep():
     parser = build_parser()
     (commands,) = (action for action in parser._actions if action.choices)
-    options = {action.dest for action in commands.choices["train"]._actions}
-    assert {*RUN_FIELDS, *CONFIG_FIELDS} <= options
+    options = {name: {action.dest for action in commands.choices[name]._actions} for name in ("train", "sweep")}
+    assert {*RUN_FIELDS, *CONFIG_FIELDS} <= options["train"]
+    of_one_run = "seed greedy checkpoint_every max_saved_completions record_token_steps report_to"
+    assert options["train"] - options["sweep"] == set(of_one_run.split())
     assert vars(parser.parse_args(["train"])).keys().isdisjoint({*RUN_FIELDS, *CONFIG_FIELDS})
+
+
+def test_a_run_starts_from_the_settings_of_another_run(policy_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sums.csv").write_text("text,label\n" + "".join(f"{n} + {n}?,{2 * n}\n" for n in range(20)))
+    (tmp_path / "pay.py").write_text("def pay(completions, **kwargs):\n    return [len(one) for one in completions]\n")
+    typed = "--data sums.csv --columns question=text,answer=label --rewards pay.py:pay --steps 1 --n 4 --no-greedy "
+    typed += "--num-generations 2 --prompts-per-step 2 --max-completion-length 8 --seed 3"
+    assert main(["train", "--model", str(policy_dir), *typed.split(), "--output", "first"]) == 0
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    overrides = ["--learning-rate", "1e-3", "--steps", "2"]
+    assert main(["train", "--like", "../first", *overrides, "--output", "second"]) == 0
+    first, second = (load_profile(folder).request().to_settings() for folder in ("../first", "second"))
+    assert {name: second[name] for name in first if first[name] != second[name]} == {
+        "learning_rate": 1e-3,
+        "max_steps": 2,
+    }
+    capsys.readouterr()
+    assert main(["compare", "../first", "second"]) == 0
+    shown = capsys.readouterr().out
+    assert "learning_rate: 0.0001 and 0.001\n" in shown and "max_steps: 1 and 2\n" in shown and "seed" not in shown
+    assert "on the 4 held-out problems of both" in shown and "McNemar" in shown
+    profile, plan = asked_sweep(build_parser().parse_args(["sweep", "--like", "second", "--validation", "4"]))
+    assert profile.request().to_settings() == second and plan.num_heldout == 4
+    capsys.readouterr()
+    assert main(["train", "--like", "../elsewhere"]) == 2
+    assert "'../elsewhere' is unknown" in (said := complaint(capsys)) and "the folder of a run" in said
 
 
 @pytest.mark.parametrize(

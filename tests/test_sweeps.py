@@ -336,6 +336,9 @@ def test_a_range_is_searched_the_same_way_whenever_it_stops(tmp_path, monkeypatc
         ("--resume x --trials 3", "--trials.*--resume"),
         ("--profile nope", "--profile.*'nope'"),
         ("--data nowhere", "--data.*'nowhere'"),
+        ("--learning-rate 1e-4,1e-3 --use-bias-correction-kl", "--use-bias-correction-kl.*needs --beta above 0"),
+        ("--loss-type grpo,dapo --epsilon 0.1", "--epsilon.*needs --num-iterations"),
+        ("--beta 0,0.04 --use-bias-correction-kl --data basic --columns answer=b", "--columns.*--data names none"),
     ],
 )
 def test_bad_input_is_one_line(line, words, capsys):

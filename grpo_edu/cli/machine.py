@@ -12,11 +12,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.cli.classroom import classroom_module
-from grpo_edu.cli.options import Parser, add_common_options, add_options, given_options
+from grpo_edu.cli.options import Parser, add_common_options, add_options, add_profile_option, given_options
 from grpo_edu.cli.train import add_train_options
 from grpo_edu.runs.effects import RUN_NEEDS, OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS
-from grpo_edu.runs.profiles import PROFILES, load_profile
+from grpo_edu.runs.profiles import load_profile
 from grpo_edu.scale.cluster import ClusterJob, write_job
 
 # The options of `grpo-edu cluster` that are fields of `ClusterJob`.
@@ -122,12 +122,7 @@ def run_bench_command(arguments: Namespace) -> int:
 def add_cluster_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu cluster`."""
     add = command.add_argument
-    add(
-        "--profile",
-        default="cluster-lora",
-        metavar="NAME",
-        help=f"settings to start from: {', '.join(PROFILES)}, or a JSON file (default: cluster-lora)",
-    )
+    add_profile_option(command, "cluster-lora")
     add_options(command, ClusterJob, _JOB_FIELDS)
     add("--output", default="cluster", metavar="DIR", help="folder for the job's files and its run (default: cluster)")
     add("--overwrite", action="store_true", help="replace the job's files in the folder")

@@ -33,6 +33,7 @@ COMMANDS = {
     "evaluate": ("measure a policy's accuracy on held-out problems", "train"),
     "reward-check": ("test your own reward function before you train with it", "train"),
     "show": ("show completions that a run sampled, with their rewards and advantages", "results"),
+    "compare": ("compare two runs: their settings, and what each solves of the same held-out problems", "results"),
     "diagnose": ("say what a run's log shows, and what is probably wrong with the run", "results"),
     "chat": ("ask a trained policy and its base model the same questions", "results"),
     "export": ("write a run's policy as a transformers folder with a model card", "results"),

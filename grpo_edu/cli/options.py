@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from grpo_edu.config import Options, field_bounds, field_help, field_types
 from grpo_edu.problems.hub import is_gguf, looks_like_path, missing_folder_message
+from grpo_edu.runs.profiles import PROFILES
 
 # Fields whose options have another name: the one of version 0.3.0 and before, or a shorter one.
 _FLAGS = {
@@ -138,17 +139,29 @@ def add_common_options(command: ArgumentParser, *, json: bool = True) -> None:
     add("--debug", action="store_true", help="show the whole traceback of an error")
 
 
-def add_options(command: _ActionsContainer, options: type, names: Collection[str] = ()) -> None:
+def add_profile_option(command: _ActionsContainer, default: str = "") -> None:
+    """Add the option that names the settings to start from. default: the profile that is taken without it, if any."""
+    command.add_argument(
+        "--profile",
+        "--like",
+        metavar="NAME",
+        default=default or SUPPRESS,
+        help=f"settings to start from: {', '.join(PROFILES)}, a JSON file, or the folder of a run, as --like RUN; what "
+        f"is typed overrides them{_default(default or None)}",
+    )
+
+
+def add_options(command: _ActionsContainer, options: type, names: Collection[str]) -> None:
     """Add one option per field of a dataclass; an option that is not typed is missing in the parsed arguments.
 
     Kinds, allowed names, defaults and texts come from the fields. A field that holds names takes them with commas.
 
     Args:
-        options: the dataclass. names: its fields to add; none means all but nested dataclasses.
+        options: the dataclass. names: its fields to add; names of other dataclasses are ignored.
     """
     types, bounds, texts = field_types(options), field_bounds(options), field_help(options)
     for field in fields(options):
-        if (names and field.name not in names) or field.default is MISSING:
+        if field.name not in names or field.default is MISSING:
             continue
         flags = _FLAGS.get(field.name, ("--" + field.name.replace("_", "-"),))
         form = _form(field.name, types[field.name][0], bounds.get(field.name))

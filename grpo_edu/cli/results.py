@@ -1,4 +1,4 @@
-"""What is done with a run: `grpo-edu show`, `diagnose`, `chat` and `export`."""
+"""What is done with a run: `grpo-edu show`, `compare`, `diagnose`, `chat` and `export`."""
 
 from __future__ import annotations
 
@@ -70,6 +70,39 @@ def _write_inspector(arguments: Namespace) -> int:
     steps = [record["step"] for record in records]
     text = f"{path} shows the tokens of step {', '.join(map(str, steps))}; open it in a browser."
     print(json.dumps({"html": str(path), "steps": steps}) if arguments.json else text)
+    return 0
+
+
+def add_compare_options(command: ArgumentParser) -> None:
+    """Add the options of `grpo-edu compare`."""
+    command.add_argument("runs", nargs=2, metavar="RUN", help="folders of two runs that were evaluated to their end")
+
+
+def run_compare_command(arguments: Namespace) -> int:
+    """Print how two runs differ in settings and in held-out accuracy; returns the exit code."""
+    from grpo_edu.evaluation import compare
+    from grpo_edu.runs.comparison import read_evaluations, settings_that_differ, take_common
+    from grpo_edu.runs.folder import read_run_config
+    from grpo_edu.runs.summary import accuracy_text
+
+    first, then = arguments.runs
+    evaluations = [read_evaluations(run) for run in arguments.runs]
+    pair = take_common(evaluations[0][1], evaluations[1][1])
+    comparison = compare(*pair)
+    configs = [read_run_config(Path(run).expanduser()) or {} for run in arguments.runs]
+    settings = list(settings_that_differ(dict(enumerate(configs))).values())
+    if arguments.json:
+        found = {name: value for name, value in asdict(comparison).items() if value is not None}
+        print(json.dumps({"runs": arguments.runs, "n": pair[0].n, **found, "settings": settings}))
+        return 0
+    width = max(map(len, arguments.runs))
+    for run, (before, after) in zip(arguments.runs, evaluations, strict=True):
+        print(f"{run:<{width}}  before {accuracy_text(before):<22} after {accuracy_text(after)}")
+    print("Settings that differ:" if settings[0] else "The settings are the same.")
+    for name, value in settings[0].items():
+        print(f"  {name}: {value} and {settings[1][name]}")
+    print(f"After training, from {first} to {then}, on the {pair[0].n} held-out problems of both:")
+    print(f"  {comparison} (exact McNemar test)")
     return 0
 
 

@@ -6,10 +6,10 @@ import json
 from argparse import SUPPRESS, ArgumentParser, Namespace
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
-from grpo_edu.cli.options import add_options, chosen_dtype, given_options, refuse_with_resume, say_loading
-from grpo_edu.cli.train import add_folder_options
-from grpo_edu.config import GRPOConfig
+from grpo_edu.cli.options import Parser, add_options, chosen_dtype, given_options, refuse_with_resume, say_loading
+from grpo_edu.cli.train import add_folder_options, add_run_options
 from grpo_edu.continual.stages import (
     FISHERS,
     PROFILES,
@@ -19,17 +19,21 @@ from grpo_edu.continual.stages import (
     load_curriculum,
     protection_settings,
 )
-from grpo_edu.runs.effects import RUN_NEEDS, OptionRequirement, reject_ineffective_options
-from grpo_edu.runs.options import RunConfig
+from grpo_edu.runs.effects import RUN_NEEDS, OptionRequirement, Settings, reject_ineffective_options
+from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig
 from grpo_edu.runs.profiles import Profile, load_profile
 from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, sweep_text
 
-_SETTINGS = ("model", "data", "data_path", "dtype", "num_heldout", "reward_funcs", "max_steps")
+# Fields that a sweep sets for each of its runs, and what it does not write; of a profile they are ignored.
+_NOT_IN_SWEEPS = (
+    *("seed", "greedy", "checkpoint_every", "max_saved_completions", "record_token_steps", "report_to"),
+    *SWEPT,
+)
+_SETTINGS = [name for name in (*RUN_FIELDS, *CONFIG_FIELDS) if name not in _NOT_IN_SWEEPS]
 _PLAN = ("trials", "seeds", "judge_seeds", "num_validation")
 _PLACES = ("output", "overwrite")
 # A new folder in runs/ replaces nothing.
 _FOLDER_NEED = OptionRequirement("overwrite", lambda run: "output" in run, "`output`")
-_SWEEP_NEEDS = (*RUN_NEEDS, _FOLDER_NEED)
 _CURRICULUM_NEEDS = (
     *PROTECTION_NEEDS,
     _FOLDER_NEED,
@@ -37,12 +41,10 @@ _CURRICULUM_NEEDS = (
 )
 
 
-def add_sweep_options(command: ArgumentParser) -> None:
-    """Add the options of `grpo-edu sweep`; only what is typed is set."""
+def add_sweep_options(command: Parser) -> None:
+    """Add the options of `grpo-edu sweep`: those of a training run and its own; only what is typed is set."""
+    add_run_options(command, without=_NOT_IN_SWEEPS)
     add = partial(command.add_argument, default=SUPPRESS)
-    add("--profile", help="settings to start from: a name or a JSON file (default: standard)", metavar="NAME")
-    add_options(command, RunConfig, [name for name in _SETTINGS if name != "max_steps"])
-    add_options(command, GRPOConfig, ["max_steps"])
     for name in SWEPT:
         form = "LOW:HIGH, or values with commas" if name == "learning_rate" else "values with commas"
         flag = "--" + name.replace("_", "-")
@@ -72,7 +74,7 @@ def run_sweep_command(arguments: Namespace) -> int:
         profile, plan = asked_sweep(arguments)
         request = profile.request()
         given = given_options(arguments, (*_SETTINGS, *SWEPT, *_PLAN, *_PLACES))
-        reject_ineffective_options(given, {**given, **request.to_settings()}, _SWEEP_NEEDS)
+        reject_ineffective_options(given, {**given, **request.to_settings()}, _sweep_needs(plan))
         say_loading(request.model)
         from grpo_edu.studies.sweep_runs import start_sweep
 
@@ -84,6 +86,17 @@ def run_sweep_command(arguments: Namespace) -> int:
     else:
         print(f"{sweep_text(result)}\n\n{result.seconds:.0f} s. Saved in {result.output}.")
     return 0
+
+
+def _sweep_needs(plan: SweepPlan) -> list[OptionRequirement]:
+    """Return what options of a sweep need: they must have an effect with at least one of the settings that it tries."""
+    choices = {name: values.choices for name, values in plan.distributions.items() if hasattr(values, "choices")}
+    tried = [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+    def holds(need: OptionRequirement, run: Settings) -> bool:
+        return any(need.holds({**run, **settings}) for settings in tried)
+
+    return [*(replace(need, holds=partial(holds, need)) for need in RUN_NEEDS), _FOLDER_NEED]
 
 
 def asked_sweep(arguments: Namespace) -> tuple[Profile, SweepPlan]:

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from grpo_edu.cli.options import (
     HelpAll,
     Parser,
     add_options,
+    add_profile_option,
     chosen_dtype,
     complain,
     given_options,
@@ -31,7 +33,7 @@ from grpo_edu.runs.effects import OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import SPLITS, is_user_dataset
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig
-from grpo_edu.runs.profiles import PROFILES, load_profile, profile_text, profiles_text, read_abouts
+from grpo_edu.runs.profiles import load_profile, profile_text, profiles_text, read_abouts
 from grpo_edu.runs.user_rewards import check_columns
 
 if TYPE_CHECKING:
@@ -55,20 +57,20 @@ def add_folder_options(command: ArgumentParser, what: str) -> None:
 
 def add_train_options(command: Parser) -> None:
     """Add the options of `grpo-edu train`; only what is typed is set."""
-    command.usage = "grpo-edu train [OPTIONS]"
+    add_run_options(command)
+    add_folder_options(command, "run")
+
+
+def add_run_options(command: Parser, *, without: Collection[str] = ()) -> None:
+    """Add the options of a training run, by topic. without: fields for which there is no option."""
+    command.usage = f"{command.prog} [OPTIONS]"
     command.has_help_all = True
     command.add_argument("--help-all", action=HelpAll, nargs=0, default=SUPPRESS, help="show all options, by topic")
-    command.add_argument(
-        "--profile",
-        metavar="NAME",
-        default=SUPPRESS,
-        help=f"settings to start from: {', '.join(PROFILES)}, or a JSON file; what is typed overrides them",
-    )
+    add_profile_option(command)
     for topic, names in {"": FIRST, **TOPICS}.items():
         group = command.add_argument_group(topic) if topic else command
         for options in (RunConfig, GRPOConfig):
-            add_options(group, options, names)
-    add_folder_options(command, "run")
+            add_options(group, options, [name for name in names if name not in without])
 
 
 def run_train_command(arguments: Namespace) -> int:
@@ -86,8 +88,7 @@ def run_train_command(arguments: Namespace) -> int:
         result = resume_training(arguments.resume)
     else:
         settings = given_options(arguments, (*RUN_FIELDS, *CONFIG_FIELDS))
-        base = load_profile(arguments.profile).settings if hasattr(arguments, "profile") else {}
-        request = RunConfig.from_settings({**base, **settings})
+        request = load_profile(getattr(arguments, "profile", "standard")).override(settings).request()
         reject_ineffective_options(settings, request.to_settings())
         say_loading(request.model)
         from grpo_edu.runs.run import start_run
@@ -168,7 +169,7 @@ def add_profiles_options(command: ArgumentParser) -> None:
     command.add_argument(
         "--show",
         metavar="NAME",
-        help="print every setting of this profile, or of a JSON file; a star marks those that the profile sets itself",
+        help="print every setting of this profile, JSON file or run; a star marks those that the profile sets itself",
     )
 
 

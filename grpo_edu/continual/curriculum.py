@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
-from tqdm.auto import tqdm
 
 from grpo_edu.config import GRPOConfig, check_numbers
 from grpo_edu.continual.ewc import Anchor, anchor_penalty, copy_params, merge_anchors, uniform_fisher
@@ -23,6 +22,7 @@ from grpo_edu.continual.stages import Curriculum, Protection, Stage
 from grpo_edu.continual.supervised import finetune
 from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.problems.templates import Problem, prompt_options
+from grpo_edu.progress import ProgressBars
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import generate
 from grpo_edu.runs.loading import resolve_rewards
@@ -86,8 +86,13 @@ def run_curriculum(
             model, tokenizer, stage, training[number], protection=protection, anchors=progress.anchors, earlier=earlier
         )
         sample = sample_weights(model)
-        # disable=None: tqdm stays silent where the output is neither a terminal nor a notebook
-        progress.histories.append(list(tqdm(steps, total=stage.config.max_steps, desc=stage.name, disable=None)))
+        history = []
+        with ProgressBars() as bars:
+            bars.show(stage.name, 0, stage.config.max_steps)
+            for metrics in steps:
+                history.append(metrics)
+                bars.show(stage.name, len(history), stage.config.max_steps)
+        progress.histories.append(history)
         if unchanged(model, sample):
             warnings.warn(
                 f"stage {stage.name!r}: nothing was learned, because no weight changed by more than rounding; look at "

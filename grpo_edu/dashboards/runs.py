@@ -15,6 +15,7 @@ from grpo_edu.dashboards.worker import Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.curves import overlaid_curves
 from grpo_edu.figures.evaluation import interval_rows
 from grpo_edu.problems.templates import data_dir
+from grpo_edu.runs.comparison import settings_that_differ
 from grpo_edu.runs.completions import by_reward, read_completions
 from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.log import read_log
@@ -42,27 +43,6 @@ def stored_runs(parent: str | Path) -> dict[str, dict[str, Any]]:
         if result.get("accuracy_after"):
             found[folder.name] = {"folder": folder, "config": config, "result": result}
     return found
-
-
-# entries of config.json that describe the computer or the command, not the training
-_NOT_SETTINGS = {"grpo_edu", "python", "torch", "transformers", "threads", "command", "source"}
-
-
-def settings_that_differ(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Name → the settings in which these runs are not all alike.
-
-    >>> settings_that_differ({"a": {"seed": 0, "beta": 0.0}, "b": {"seed": 1, "beta": 0.0}})
-    {'a': {'seed': 0}, 'b': {'seed': 1}}
-    """
-    flat = {name: _flat(config) for name, config in runs.items()}
-    keys = dict.fromkeys(key for config in flat.values() for key in config)
-    differing = [key for key in keys if len({repr(config.get(key)) for config in flat.values()}) > 1]
-    return {name: {key: config.get(key) for key in differing} for name, config in flat.items()}
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    settings = {key: value for key, value in config.items() if key not in _NOT_SETTINGS and key != "config"}
-    return {**settings, **config.get("config", {})}
 
 
 def _named(settings: Mapping[str, Any]) -> str:

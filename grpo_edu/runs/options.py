@@ -297,7 +297,8 @@ def _stored_rewards(names: Sequence[str], given: Rewards | None) -> tuple[str | 
     known = all(name in REWARDS or ":" in name for name in wanted) if given is None else list(functions) == wanted
     if not known:
         raise ValueError(
-            f"`reward_funcs`: the run was started with {', '.join(names)}; give the same functions to resume it."
+            f"`reward_funcs`: the run was started with {', '.join(names)}; give the same functions again, in Python "
+            "if it was started there."
         )
     return tuple(functions.get(name, name) for name in wanted)
 

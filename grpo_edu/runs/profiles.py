@@ -1,8 +1,8 @@
 """Profiles: settings of a run under a name. What is typed next to a profile overrides it.
 
 A profile is a JSON file with fields of `RunConfig` and of `GRPOConfig`, an "about", and perhaps a "base" profile to
-start from. Those of the package lie in data/profiles; a file of your own has the same form. This module needs no torch,
-so that the command line lists and reads profiles at once.
+start from. Those of the package lie in data/profiles; a file of your own has the same form, and the folder of a run
+counts as one, too. This module needs no torch, so that the command line lists and reads profiles at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from typing import Any
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.files import data_dir, read_utf8
+from grpo_edu.runs.folder import read_run_config
 from grpo_edu.runs.options import CONFIG_FIELDS, OLD_NAMES, RUN_FIELDS, RunConfig, use_current_names
+from grpo_edu.runs.record import RunMetadata
 
 PROFILES = tuple(sorted(path.stem for path in (data_dir() / "profiles").glob("*.json")))
 
@@ -63,7 +65,7 @@ class Profile:
 
 
 def load_profile(name: str | Path = "standard") -> Profile:
-    """Load a profile by its name, or from a JSON file.
+    """Load a profile by its name, from a JSON file, or from the folder of a run: what that was trained with.
 
     Raises ValueError: an unknown name, with the most similar one; a file that is not such JSON, with the line and the
     field; OSError if the file cannot be read.
@@ -74,8 +76,11 @@ def load_profile(name: str | Path = "standard") -> Profile:
     if str(name) in PROFILES:
         return _read_profile(_shipped_file(str(name)), str(name))
     path = Path(name).expanduser()
+    if (stored := read_run_config(path)) is not None and "config" in stored:
+        run = RunMetadata.from_dict(stored)
+        return Profile(str(name), "the settings of a run", {**run.run_config.to_settings(), "model": run.source})
     if not path.is_file():
-        known = f"Choose from {', '.join(PROFILES)}, or name a JSON file"
+        known = f"Choose from {', '.join(PROFILES)}, or name a JSON file or the folder of a run"
         raise ValueError(f"`profile`: {str(name)!r} is unknown{_nearest(str(name), PROFILES)} {known}.")
     return _read_profile(path, str(path))
 

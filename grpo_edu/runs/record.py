@@ -114,13 +114,21 @@ def resolve_model_source(model: str | Path) -> str:
     return str(source) if source in (*list_models(), SMOLLM2) else str(Path(source).expanduser().absolute())
 
 
+def model_label(model: str) -> str:
+    """Return a short name of a model, for the folder of a run that starts from it.
+
+    >>> model_label("runs/first/model"), model_label("Qwen/Qwen2-0.5B")
+    ('first', 'Qwen2-0.5B')
+    """
+    path = Path(model)
+    return (path.parent.name if path.name == "model" else path.name.removesuffix(GGUF_SUFFIX)) or "model"
+
+
 def default_folder(run_config: RunConfig, *, overwrite: bool = False) -> RunFolder:
     """Return `runs/tiny-levels-seed0` or the like, with a number where that exists and is not to be replaced."""
-    path = Path(run_config.model)
-    label = path.parent.name if path.name == "model" else path.name.removesuffix(GGUF_SUFFIX)
     names = [Path(name).stem if is_user_dataset(name) else name for name in run_config.data]
     sets = "levels" if run_config.data == LEVELS else "-".join(names).replace(":", "-")
-    name = f"{label or 'model'}-{sets}-seed{run_config.config.seed}"
+    name = f"{model_label(run_config.model)}-{sets}-seed{run_config.config.seed}"
     return RunFolder(Path("runs") / name) if overwrite else RunFolder.unused(name)
 
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.templates import LEVELS
+from grpo_edu.progress import ProgressBars
 from grpo_edu.prompts import prompt_style, set_prompt_style
 from grpo_edu.rollout import find_unused_turn_end, stop_token_ids
 from grpo_edu.runs.completions import columns_of_batch
@@ -514,7 +515,7 @@ def start_run(
         output: the run's folder; None makes a new one in `runs/`.
         overwrite: replace the run that `output` holds.
         command: what was typed, for the summary.
-        progress: show progress bars, in a notebook or a terminal but not in a pipe.
+        progress: show progress bars in a notebook or a terminal, and elsewhere a line every half minute.
         say: gets the first look at problems and prompts, before anything is sampled.
 
     Raises:
@@ -567,34 +568,6 @@ def follow(run: Run, *, progress: bool = True, say: Callable[[str], None] = lamb
             raise
     assert run.result is not None
     return run.result
-
-
-class ProgressBars(AbstractContextManager):
-    """Progress bars, one after the other, in a notebook or a terminal but not in a pipe."""
-
-    def __init__(self, is_shown: bool) -> None:
-        self._is_shown = is_shown
-        self._bar: Any = None
-        self._name = ""
-
-    def show(self, name: str, done: int, total: int, **numbers: str) -> None:
-        """Show how much is done of something; another name begins another bar."""
-        from tqdm.auto import tqdm
-
-        if name != self._name or self._bar is None or done < self._bar.n:
-            self.__exit__()
-            # disable=None: tqdm shows nothing if the output is neither a terminal nor a notebook
-            self._bar = tqdm(total=total, initial=done, desc=name, disable=None if self._is_shown else True)
-            self._name = name
-        if numbers:
-            self._bar.set_postfix(numbers, refresh=False)
-        with suppress(OSError):  # the terminal may have been closed
-            self._bar.update(done - self._bar.n)
-
-    def __exit__(self, *exception: object) -> None:
-        if self._bar is not None:
-            with suppress(OSError):
-                self._bar.close()
 
 
 # ---- the model of a run ----

@@ -21,12 +21,13 @@ from typing import Any
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
 from grpo_edu.problems.templates import Problem
+from grpo_edu.progress import ProgressBars
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import RunLog, read_log, write_log
 from grpo_edu.runs.profiles import Profile
-from grpo_edu.runs.record import RunMetadata
+from grpo_edu.runs.record import RunMetadata, model_label
 from grpo_edu.runs.recording import note_kept
-from grpo_edu.runs.run import ProgressBars, open_policy, with_adapters
+from grpo_edu.runs.run import open_policy, with_adapters
 from grpo_edu.runs.state import check_same_data, check_same_model, data_fingerprint, fingerprint
 from grpo_edu.studies.sweep import SweepPlan, SweepResult, Tried, settings_config, split_validation, sweep_text
 from grpo_edu.trainer import train
@@ -53,7 +54,7 @@ def start_sweep(
     run_config = replace(profile.request(), num_heldout=plan.num_heldout, checkpoint_every=0, report_to=())
     if run_config.backend != "grpo_edu":
         raise ValueError(f"`backend` {run_config.backend!r} cannot be swept; leave it out.")
-    folder = RunFolder(output) if output else RunFolder.unused(f"sweep-{Path(run_config.model).name}")
+    folder = RunFolder(output) if output else RunFolder.unused(f"sweep-{model_label(run_config.model)}")
     folder.check(overwrite=overwrite)
     sweep = Sweep(folder, RunMetadata.start(run_config, command), plan)
     settings_config(sweep.base, sweep.result.start, sweep.base.seed)
@@ -154,7 +155,7 @@ class Sweep:
 
     def train(self, part: str, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Do a run and return its record, or the stored record of that run."""
-        records, plan = self.result.records, self.plan
+        records = self.result.records
         for record in records:
             if (record["part"], record["settings"], record["seed"]) == (part, settings, seed):
                 return record
@@ -168,15 +169,21 @@ class Sweep:
         records.append(record)
         with RunLog(self.folder.path / "runs.jsonl") as log:
             log.append(record)
-        self.bars.show("Runs", len(records), (plan.trials + 1) * len(plan.seeds) + 2 * plan.judge_seeds)
+        self.show_progress()
         return record
+
+    def show_progress(self) -> None:
+        """Show how many runs are done, of the most that there can be."""
+        plan = self.plan
+        most = (plan.trials + 1) * len(plan.seeds) + 2 * plan.judge_seeds
+        self.bars.show("Runs", len(self.result.records), most)
 
     def train_and_evaluate(self, config: GRPOConfig, problems: list[Problem]) -> dict[str, Any]:
         """Train the model of the sweep with this config, and return how many of these problems it solves."""
         policy, tokenizer = open_policy(self.metadata)
         policy = with_adapters(policy, replace(self.metadata.run_config, config=config))
         for _ in train(policy, tokenizer, self.problems["train"], self.data.reward_funcs, config):
-            pass
+            self.show_progress()
         length = config.max_completion_length
         found = evaluate(policy, tokenizer, problems, max_completion_length=length, seed=config.seed)
         return {"accuracy": found.accuracy, "k": found.k, "n": found.n}
