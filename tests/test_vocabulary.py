@@ -22,7 +22,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 GLOSSARY = (REPOSITORY / "docs" / "glossary.md").read_text(encoding="utf-8")
 TABLE = [[cell.strip() for cell in line.strip("|").split("|")] for line in GLOSSARY.splitlines() if line[:1] == "|"]
 WORDS = [row for row in TABLE if len(row) == 5 and row[0] != "word" and row[0].strip("-")]
-METRICS = [row[0].strip("`") for row in TABLE if len(row) == 2 and row[0].startswith("`")]
+METRICS = [key for row in TABLE if len(row) == 2 for key in re.findall(r"`([^`]+)`", row[0])]
 NAMES = [name for row in WORDS for name in re.findall(r"`([^`]+)`", row[2])]
 NOT_NAMES = {name for row in WORDS for name in re.findall(r"`([^`]+)`", row[4])}
 NOT_WORDS = {word.strip() for row in WORDS for word in re.sub(r"`[^`]+`", "", row[4]).split(",")} - {""}
