@@ -202,10 +202,9 @@ def update_policy(training: Training, batch: Batch) -> dict[str, float]:
     update = Update(training, batch, rows, weights, reference_logps(training, batch.rollout, rows))
     totals: dict[str, float] = {}
     for _ in range(config.num_iterations):
-        # Usually there is one attempt. If memory runs out inside the `with`, this ends the attempt instead of the run,
-        # and the loop makes another one with smaller micro-batches.
-        for attempt in state.micro_batches.attempts(batch.rollout, rows):
-            with attempt as micro_batches:
+        logps = None
+        while logps is None:  # usually once; again, with smaller micro-batches, if memory runs out inside the `with`
+            with state.micro_batches.attempt(batch.rollout, rows) as micro_batches:
                 metrics, logps = stages.optimizer_step(update, micro_batches)
         old = update.old_logps(logps)
         update = replace(update, old_per_token_logps=old)
@@ -297,14 +296,16 @@ def reference_logps(training: Training, rollout: Rollout, rows: Tensor) -> Tenso
     reference = training.state.reference
     if reference is None:
         return None
+    scored = None
     with adapters_off(reference):
-        for attempt in training.state.micro_batches.attempts(rollout, rows):
-            with attempt as micro_batches:
+        while scored is None:
+            with training.state.micro_batches.attempt(rollout, rows) as micro_batches:
                 logps = torch.zeros_like(rollout.sampling_per_token_logps)
                 for part in micro_batches:
                     row_logps, _ = logps_of_rows(reference, rollout, part, training.config)
                     logps = logps.to(row_logps.dtype).index_copy(0, part, row_logps)
-    return logps
+                scored = logps
+    return scored
 
 
 @torch.no_grad()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -81,17 +82,20 @@ class MicroBatches:
                 parts.append([group])
         return [half for part in parts for half in self._halves(rollout, _rows(part))]
 
-    def attempts(self, rollout: Rollout, rows: Tensor) -> Iterator[Attempt]:
-        """Contexts that hand out the micro-batches of these rows: one, and one with smaller ones if memory runs out.
+    @contextmanager
+    def attempt(self, rollout: Rollout, rows: Tensor) -> Iterator[list[Tensor]]:
+        """A context with the micro-batches of these rows; if memory runs out inside, it ends, and the next are smaller.
 
-        To be used as ``for attempt in micro_batches.attempts(rollout, rows):`` and then ``with attempt as parts:``.
         Raises MemoryError if the micro-batches are single rows already, or cannot be divided.
         """
-        attempt = Attempt(self, rollout, self.cut(rollout, rows))
-        yield attempt
-        while attempt.failed:
-            attempt = Attempt(self, rollout, self.cut(rollout, rows))
-            yield attempt
+        parts = self.cut(rollout, rows)
+        try:
+            with FreeCores():
+                yield parts
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            self.shrink(rollout, parts, error)
 
     def _fits(self, rollout: Rollout, rows: Tensor) -> bool:
         return any(self.bytes_of(rollout, rows, shared=shared) <= self.budget for shared in (False, True))
@@ -120,25 +124,6 @@ class MicroBatches:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-class Attempt:
-    """One attempt to work with these micro-batches; see `MicroBatches.attempts`. failed: memory ran out."""
-
-    def __init__(self, micro_batches: MicroBatches, rollout: Rollout, parts: Sequence[Tensor]) -> None:
-        self.micro_batches, self.rollout, self.parts, self.failed = micro_batches, rollout, parts, False
-        self.cores = FreeCores()
-
-    def __enter__(self) -> Sequence[Tensor]:
-        self.cores.__enter__()
-        return self.parts
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        self.cores.__exit__()
-        self.failed = isinstance(error, MemoryError | RuntimeError) and out_of_memory(error)
-        if self.failed and error is not None:
-            self.micro_batches.shrink(self.rollout, self.parts, error)
-        return self.failed
 
 
 def _rows(groups: Sequence[Tensor]) -> Tensor:

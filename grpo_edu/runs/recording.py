@@ -94,8 +94,8 @@ def open_logs(
     folder: RunFolder,
     history: Sequence[dict[str, float]],
     record: RunMetadata,
-    sampled: Callable[[], Mapping[str, Any]] | None = None,
-    recorder: TokenRecorder | None = None,
+    sampled: Callable[[], Mapping[str, Any]],
+    recorder: TokenRecorder | None,
 ) -> Callable[[dict[str, float]], None]:
     """Open everything that records a step, and return the function that records one.
 
@@ -115,12 +115,11 @@ def open_logs(
 
     for metrics in history:
         record_step(metrics)
-    if sampled is not None:
-        request = record.run_config
-        kept = files.enter_context(
-            CompletionLog(folder.completions, request.max_saved_completions, request.config, done=len(history))
-        )
-        logs.append(lambda metrics: kept.append(int(metrics["step"]), sampled()))
+    request = record.run_config
+    kept = files.enter_context(
+        CompletionLog(folder.completions, request.max_saved_completions, request.config, done=len(history))
+    )
+    logs.append(lambda metrics: kept.append(int(metrics["step"]), sampled()))
     if recorder is not None:
         from grpo_edu.runs.tokens import TokenLog
 

@@ -573,10 +573,8 @@ def follow(run: Run, *, progress: bool = True, say: Callable[[str], None] = lamb
 # ---- the model of a run ----
 
 
-def open_policy(metadata: RunMetadata, device: str | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def open_policy(metadata: RunMetadata) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model that a run starts from, and give its tokenizer the run's prompt.
-
-    device: where to load it, in place of the one in the run's options.
 
     Raises what `load_policy` raises.
     """
@@ -584,7 +582,7 @@ def open_policy(metadata: RunMetadata, device: str | None = None) -> tuple[PreTr
     policy, tokenizer = load_policy(metadata.source, run_config.dtype)
     if run_config.prompt_template is not None:
         tokenizer.chat_template = make_plain_chat_template(run_config.prompt_template)
-    chosen = choose_device(device or run_config.device, policy.num_parameters())
+    chosen = choose_device(run_config.device, policy.num_parameters())
     if chosen.type != "cpu" and run_config.config.rollout_quantization is not None:
         raise ValueError(
             f"`rollout_quantization` {run_config.config.rollout_quantization} computes on the CPU alone, but the model "

@@ -39,7 +39,7 @@ from grpo_edu.trainer import check_inputs
 
 if TYPE_CHECKING:
     import trl
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 ROLLOUTS = ("grpo_edu", "transformers")  # what may sample for TRL's trainer
 # Metrics of TRL that this package's trainer does not have.
@@ -79,8 +79,8 @@ def train_with_trl(
     Raises ValueError: as `build_trainer`. Errors inside TRL are raised unchanged.
     """
     trainer = build_trainer(model, tokenizer, problems, reward_funcs, config, rollout=rollout, arguments=arguments)
-    relay = _Relay()
-    trainer.add_callback(report_steps(config, relay.metrics.put, before_step=relay.wait, before_update=relay.check))
+    relay = _make_relay(config)
+    trainer.add_callback(relay)
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(trainer.train)
         training.add_done_callback(lambda _: relay.metrics.put({}))  # the end, for whatever reason
@@ -298,51 +298,36 @@ class _Stopped(RuntimeError):
     """Ends TRL's loop before an update that nobody waits for."""
 
 
-class _Relay:
-    """Hands the metrics of each step from TRL's thread to the generator; TRL continues when the next are requested."""
+def _make_relay(config: GRPOConfig) -> Any:
+    """Return a callback of TRL's trainer that hands the metrics of each step from TRL's thread to the generator.
 
-    def __init__(self) -> None:
-        self.metrics: queue.Queue[dict[str, float]] = queue.Queue()
-        self.asked = threading.Semaphore(0)
-        self.stopped = False
-
-    def wait(self) -> None:
-        """Sleep on TRL's thread until the next step is requested."""
-        self.asked.acquire()
-        self.check()
-
-    def check(self) -> None:
-        """On TRL's thread: end it if nobody asks any more."""
-        if self.stopped:
-            raise _Stopped
-
-
-def report_steps(
-    config: GRPOConfig,
-    report: Callable[[dict[str, float]], None],
-    *,
-    before_step: Callable[[], None] = lambda: None,
-    before_update: Callable[[], None] = lambda: None,
-) -> TrainerCallback:
-    """Return a callback for TRL's trainer that reports the metrics of each step as `trainer.train` yields them.
-
-    Args:
-        config: the run's config.
-        report: gets the metrics of a step when its last update is done.
-        before_step, before_update: called before each rollout and before each update of the weights; what they
-            raise ends the training.
+    They are those that `trainer.train` yields. TRL sleeps after each step until the next metrics are requested, and
+    ends before its next update if nobody asks any more.
     """
     from transformers import TrainerCallback
 
-    class Report(TrainerCallback):
-        """Times a step from its rollout to its last update, and keeps the learning rate that the update used."""
+    class Relay(TrainerCallback):
+        """metrics: of each step. asked: released once per step that is requested. stopped: nobody asks any more."""
 
-        def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-            before_step()
+        def __init__(self) -> None:
+            self.metrics: queue.Queue[dict[str, float]] = queue.Queue()
+            self.asked = threading.Semaphore(0)
+            self.stopped = False
+
+        def _wait(self) -> None:
+            self.asked.acquire()
+            self._check()
             self.started = time.perf_counter()
 
+        def _check(self) -> None:
+            if self.stopped:
+                raise _Stopped
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            self._wait()
+
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
-            before_update()
+            self._check()
             self.learning_rate = objects["optimizer"].param_groups[0]["lr"]
 
         def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **objects: Any) -> None:
@@ -351,8 +336,7 @@ def report_steps(
             metrics = {name: value for name, value in logs.items() if name not in _TRL_ALONE}
             seconds = time.perf_counter() - self.started
             step = state.global_step // config.num_iterations
-            report({"step": step, **metrics, "learning_rate": self.learning_rate, "step_time": seconds})
-            before_step()
-            self.started = time.perf_counter()
+            self.metrics.put({"step": step, **metrics, "learning_rate": self.learning_rate, "step_time": seconds})
+            self._wait()
 
-    return Report()
+    return Relay()
