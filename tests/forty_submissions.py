@@ -4,6 +4,8 @@
 """
 
 import copy
+import csv
+import io
 import json
 import os
 import sys
@@ -145,6 +147,11 @@ def right(*own, **other):
 
 def place_of(notebook, cell_id):
     return next(place for place, cell in enumerate(notebook.cells) if cell.id == cell_id)
+
+
+def rows_of(path):
+    """The rows of a table of grades."""
+    return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
 def without(notebook, *ids):

@@ -5,8 +5,6 @@ submission of each kind, and `course.py test --all` all of them.
 """
 
 import contextlib
-import csv
-import io
 import json
 import os
 import re
@@ -21,7 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from forty_submissions import ALL, EACH_KIND, LEFT_BEHIND, NAME, right, write_submissions
+from forty_submissions import ALL, EACH_KIND, LEFT_BEHIND, NAME, right, rows_of, write_submissions
 
 from classroom.grade import _answered
 from classroom.repair import Step
@@ -40,8 +38,22 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 OPTIONS = "--time-limit 4 --total-time 60 --memory 0.5 --workers 2 --seed 5 --slip-credit 0".split()
 
 
-def rows_of(path):
-    return list(csv.DictReader(io.StringIO(path.read_text())))
+@pytest.fixture
+def ana(tmp_path):
+    """The folder of a student in tmp_path/in, who has handed in nothing."""
+    folder = tmp_path / "in" / "ana"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def grade(tmp_path):
+    """Grade tmp_path/in into tmp_path/out, or what the options name; returns the exit status."""
+
+    def command(*options, submissions="in", output="out"):
+        return main(["grade", str(tmp_path / submissions), "--output", str(tmp_path / output), *options])
+
+    return command
 
 
 @pytest.fixture(scope="module", params=["each kind", pytest.param("all", marks=pytest.mark.long)])
@@ -172,10 +184,9 @@ def test_going_on_grades_nobody_twice(graded, tmp_path, capsys):
     assert (again / "students" / "link_out.json").is_file()
     assert '"given": "kept"' in ana.read_text()
     capsys.readouterr()
-    assert main(["grade", str(submissions), "--output", str(again), *OPTIONS]) == 2
-    assert "--resume" in capsys.readouterr().err
-    assert main(["grade", str(submissions), "--output", str(again), "--resume", *OPTIONS, "--seed", "6"]) == 2
-    assert "another seed" in capsys.readouterr().err
+    for options, words in ((OPTIONS, "--resume"), (["--resume", *OPTIONS, "--seed", "6"], "another seed")):
+        assert main(["grade", str(submissions), "--output", str(again), *options]) == 2
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -272,8 +283,9 @@ def test_answers_that_end_the_process_cost_no_other_answer():
     assert all(found.outcomes[name, 1][0].problem == "SystemExit" for name in names[:-1])
 
 
-def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path, capsys, ctrl_c_works):
-    (tmp_path / "in" / "ana").mkdir(parents=True)  # empty, so graded at once
+@pytest.mark.usefixtures("ana", "ctrl_c_works")
+def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path, capsys, grade):
+    """Ana's folder is empty, so it is graded at once."""
     (tmp_path / "in" / "bo").mkdir()
     runs = json.dumps(right(f"import subprocess\nsubprocess.run(['sleep', '{LEFT_BEHIND}'])"))
     (tmp_path / "in" / "bo" / f"{NAME}.ipynb").write_text(runs)
@@ -288,7 +300,7 @@ def test_an_interruption_keeps_what_was_graded_and_leaves_no_process(tmp_path, c
 
     thread = threading.Thread(target=interrupt, daemon=True)
     thread.start()
-    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out"), *options]) == 130
+    assert grade(*options) == 130
     thread.join()
     assert "1 of 2 students are kept; continue with --resume" in capsys.readouterr().err
     assert len(processes) >= 2 and psutil.wait_procs(processes, timeout=20)[1] == []
@@ -327,60 +339,51 @@ def test_a_student_who_takes_long_delays_nobody():
         (["--masters", "/nowhere"], "masters"),
     ],
 )
-def test_bad_options_are_refused_in_one_line(tmp_path, capsys, options, word):
-    (tmp_path / "in" / "ana").mkdir(parents=True)
-    (tmp_path / "in" / "ana" / f"{NAME}.ipynb").write_text(json.dumps(right()))
-    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out"), *options]) == 2
+def test_bad_options_are_refused_in_one_line(tmp_path, capsys, ana, grade, options, word):
+    (ana / f"{NAME}.ipynb").write_text(json.dumps(right()))
+    assert grade(*options) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and word in error
     assert not (tmp_path / "out").exists()
 
 
-def test_the_seed_comes_from_the_environment_where_no_option_says_it(tmp_path, capsys, monkeypatch):
-    (tmp_path / "in" / "ana").mkdir(parents=True)
+@pytest.mark.usefixtures("ana")
+def test_the_seed_comes_from_the_environment_where_no_option_says_it(tmp_path, capsys, monkeypatch, grade):
     monkeypatch.setenv("GRPO_EDU_CHECK_SEED", "seven")
-    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]) == 2
+    assert grade() == 2
     assert "GRPO_EDU_CHECK_SEED is 'seven'" in capsys.readouterr().err
     monkeypatch.setenv("GRPO_EDU_CHECK_SEED", "7")
-    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]) == 0
+    assert grade() == 0
     assert json.loads((tmp_path / "out" / "grading.json").read_bytes())["seed"] == 7
 
 
-def test_a_gradebook_counts_in_an_nbgrader_course_only(tmp_path, capsys):
-    (tmp_path / "in" / "ana").mkdir(parents=True)
+@pytest.mark.usefixtures("ana")
+def test_a_gradebook_counts_in_an_nbgrader_course_only(tmp_path, capsys, grade):
     (tmp_path / "in" / "gradebook.db").write_bytes(b"a student's" * 100)
-    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "out")]) == 0
+    assert grade() == 0
     (tmp_path / "in" / "submitted" / "ana").mkdir(parents=True)
     capsys.readouterr()
-    assert main(["grade", str(tmp_path / "in"), "--output", str(tmp_path / "other")]) == 2
+    assert grade(output="other") == 2
     assert "not a readable gradebook" in capsys.readouterr().err
 
 
-def test_points_by_hand_of_nobody_end_with_status_1_and_all_tables(tmp_path, capsys):
+def test_points_by_hand_of_nobody_end_with_status_1_and_all_tables(tmp_path, capsys, grade):
     (tmp_path / "in" / "0012345").mkdir(parents=True)
     (tmp_path / "points.csv").write_text("student,id,04 open-choose-g\n12345,,3\n")
-    command = [
-        "grade",
-        str(tmp_path / "in"),
-        "--output",
-        str(tmp_path / "out"),
-        "--by-hand",
-        str(tmp_path / "points.csv"),
-    ]
-    assert main(command) == 1
+    assert grade("--by-hand", str(tmp_path / "points.csv")) == 1
     assert "handed in nothing: 12345." in capsys.readouterr().err and (tmp_path / "out" / "grades.csv").is_file()
 
 
-def test_folders_that_cannot_be_graded_are_refused(tmp_path, capsys):
+@pytest.mark.usefixtures("ana")
+def test_folders_that_cannot_be_graded_are_refused(tmp_path, capsys, grade):
     (tmp_path / "empty").mkdir()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("do not lose me")
-    (tmp_path / "in" / "ana").mkdir(parents=True)
     for submissions, output, word in (
         ("nowhere", "out", "no folder"),
         ("empty", "out", "is empty"),
         ("in", "full", "holds files"),
         ("in", "in/out", "lies within"),
     ):
-        assert main(["grade", str(tmp_path / submissions), "--output", str(tmp_path / output)]) == 2
+        assert grade(submissions=submissions, output=output) == 2
         assert word in capsys.readouterr().err

@@ -6,8 +6,6 @@ test_grading.py. What the sandbox itself stops is tried in test_grading_sandbox.
 """
 
 import contextlib
-import csv
-import io
 import itertools
 import json
 import os
@@ -24,7 +22,7 @@ from pathlib import Path
 import psutil
 import pytest
 from attacks import MARK, SECRET, write_attacks
-from forty_submissions import LEFT_BEHIND, NAME, right, write_submissions
+from forty_submissions import LEFT_BEHIND, NAME, right, rows_of, write_submissions
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("isolation")]
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -64,15 +62,19 @@ def _open_python():
 
 
 @pytest.fixture
+def before(request, who):
+    """The command line before a command of `who`, one of `USERS`, with which a test is parametrized."""
+    if who == "ordinary" and os.geteuid() != 0:
+        pytest.skip("only root can grade as another user: run the tests as root")
+    return request.getfixturevalue("ordinary_user") if who == "ordinary" else []
+
+
+@pytest.fixture
 def own_folder():
     """A folder that is removed by `rm`, because Python's own `rmtree` gives up on 1,500 nested folders."""
     folder = Path(tempfile.mkdtemp(prefix="grpo-edu-attacks-"))
     yield folder
     subprocess.run(["rm", "-rf", str(folder)], check=True)
-
-
-def rows_of(path):
-    return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
 class Classroom:
@@ -137,10 +139,7 @@ else:
 
 
 @pytest.mark.parametrize(("who", "place", "part"), RUNS)
-def test_everybody_gets_a_row_and_nothing_is_left_or_leaked(own_folder, request, who, place, part):
-    before = request.getfixturevalue("ordinary_user") if who == "ordinary" else []
-    if who == "ordinary" and not before:
-        pytest.skip("only root can grade as another user: run the tests as root")
+def test_everybody_gets_a_row_and_nothing_is_left_or_leaked(own_folder, before, place, part):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.01)
         room = Classroom(own_folder, server.getsockname()[1], *part)
@@ -196,10 +195,7 @@ def left_over():
 
 
 @pytest.mark.parametrize("who", USERS)
-def test_a_grader_that_is_killed_leaves_nothing(tmp_path, request, who):
-    before = request.getfixturevalue("ordinary_user") if who == "ordinary" else []
-    if who == "ordinary" and not before:
-        pytest.skip("only root can grade as another user: run the tests as root")
+def test_a_grader_that_is_killed_leaves_nothing(tmp_path, before):
     source = tmp_path / "in" / "ana"
     source.mkdir(parents=True)
     leave = f"import os, signal, subprocess\nsubprocess.Popen(['sleep', '{MARK}'], start_new_session=True)\n"

@@ -22,6 +22,12 @@ def lay(folder, *names):
         path.write_text(SMALL)
 
 
+def read_cells(*cells, encoding="utf-8"):
+    """What is read of a notebook with these cells; a text is the source of a code cell."""
+    cells = [{"cell_type": "code", "source": cell} if isinstance(cell, str) else cell for cell in cells]
+    return read_notebook(json.dumps({"cells": cells}, ensure_ascii=encoding == "ascii").encode(encoding))
+
+
 def found_in(folder):
     found = find_submissions(folder, MASTERS)
     return {one.student: sorted(path.relative_to(folder).as_posix() for path in one.files) for one in found}
@@ -102,8 +108,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
 
 def test_a_files_outputs_are_left_out():
     picture = {"output_type": "display_data", "data": {"image/png": "A" * 2**20}}
-    cells = [{"cell_type": "code", "source": "é = 1", "outputs": [picture]}]
-    notebook, troubles = read_notebook(json.dumps({"cells": cells}, ensure_ascii=False).encode())
+    notebook, troubles = read_cells({"cell_type": "code", "source": "é = 1", "outputs": [picture]})
     assert [cell.source for cell in notebook.cells] == ["é = 1"] and notebook.cells[0].outputs == [] == troubles
 
 
@@ -119,17 +124,14 @@ def test_files_are_packed_behind_each_other_and_what_cannot_be_read_is_said(tmp_
     packed, digest = pack_files(one, target)
     assert packed == [(f"{number:02}.ipynb", len(SMALL)) for number in (2, 3, 4)]
     assert target.read() == SMALL.encode() * 3 and len(digest) == 64
-    assert [sum(word in line for line in one.troubles) for word in ("cannot be read", "over")] == [
-        2,
-        MOST_NOTEBOOKS - 5,
-    ]
+    counts = [sum(word in line for line in one.troubles) for word in ("cannot be read", "over")]
+    assert counts == [2, MOST_NOTEBOOKS - 5]
 
 
 def test_every_cell_has_an_id_of_its_own_whatever_the_file_says():
     long = "A" * 50
     ids = [long, f"{long}-2", long, "cell-4-0", long, "cell-3"]
-    cells = [{"cell_type": "code", "source": "", "id": one} for one in ids]
-    found = [cell.id for cell in read_notebook(json.dumps({"cells": cells}).encode())[0].cells]
+    found = [cell.id for cell in read_cells(*({"cell_type": "code", "source": "", "id": one} for one in ids))[0].cells]
     assert len({*found}) == len(ids) and found[:2] == ids[:2]
 
 
@@ -143,26 +145,20 @@ def test_many_notebooks_of_one_student_are_read_one_by_one():
     ]
 
 
-def test_too_much_text_and_too_many_cells_are_left_out(tmp_path):
-    long = {"cell_type": "code", "source": "#" * 300_000}
-    (tmp_path / "x.ipynb").write_text(json.dumps({"cells": [long, {"cell_type": "code", "source": "a = 1"}]}))
-    notebook, (trouble,) = read_notebook((tmp_path / "x.ipynb").read_bytes())
+def test_too_much_text_and_too_many_cells_are_left_out():
+    notebook, (trouble,) = read_cells("#" * 300_000, "a = 1")
     assert [cell.source for cell in notebook.cells] == ["a = 1"] and "no. 1" in trouble and "256 kB" in trouble
-    (tmp_path / "y.ipynb").write_text(json.dumps({"cells": [{"source": "1"}] * 3000}))
-    notebook, (trouble,) = read_notebook((tmp_path / "y.ipynb").read_bytes())
+    notebook, (trouble,) = read_cells(*[{"source": "1"}] * 3000)
     assert len(notebook.cells) == 2000 and "2000 cells" in trouble
 
 
 @pytest.mark.parametrize("ending", ["\r\n", "\r", "\n"])
-def test_line_endings_are_one_kind(tmp_path, ending):
-    cell = {"cell_type": "code", "source": f"a = 1{ending}b = 2"}
-    (tmp_path / "x.ipynb").write_text(json.dumps({"cells": [cell]}))
-    assert read_notebook((tmp_path / "x.ipynb").read_bytes())[0].cells[0].source == "a = 1\nb = 2"
+def test_line_endings_are_one_kind(ending):
+    assert read_cells(f"a = 1{ending}b = 2")[0].cells[0].source == "a = 1\nb = 2"
 
 
-def test_a_lone_surrogate_in_a_cell_can_be_written(tmp_path):
-    (tmp_path / "x.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "'\ud800'"}]}))
-    assert nbformat.writes(read_notebook((tmp_path / "x.ipynb").read_bytes())[0]).encode()
+def test_a_lone_surrogate_in_a_cell_can_be_written():
+    assert nbformat.writes(read_cells("'\ud800'", encoding="ascii")[0]).encode()
 
 
 def test_two_students_with_one_name_are_two(tmp_path):
@@ -187,15 +183,13 @@ def test_hidden_and_empty_folders_have_a_row(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
-def test_any_encoding_is_read(tmp_path, encoding):
-    content = {"cells": [{"cell_type": "code", "source": "é = 'ü'"}]}
-    (tmp_path / "x.ipynb").write_bytes(json.dumps(content, ensure_ascii=False).encode(encoding))
-    notebook, troubles = read_notebook((tmp_path / "x.ipynb").read_bytes())
+def test_any_encoding_is_read(encoding):
+    notebook, troubles = read_cells("é = 'ü'", encoding=encoding)
     assert notebook.cells[0].source == "é = 'ü'"
     assert bool(troubles) == (encoding in ("utf-16", "cp1252"))
 
 
-def test_odd_cells_become_sound_ones(tmp_path):
+def test_odd_cells_become_sound_ones():
     cells = [
         {"cell_type": "code", "source": ["a\n", "b"], "id": "same"},
         {"cell_type": "code", "source": "c", "id": "same", "metadata": None, "outputs": "none"},
@@ -203,17 +197,15 @@ def test_odd_cells_become_sound_ones(tmp_path):
         {"cell_type": "poem", "source": 3, "id": "no good id!"},
         "no cell at all",
     ]
-    (tmp_path / "x.ipynb").write_text(json.dumps({"cells": cells}))
-    notebook, _ = read_notebook((tmp_path / "x.ipynb").read_bytes())
+    notebook, _ = read_notebook(json.dumps({"cells": cells}).encode())
     nbformat.validate(notebook)
     assert [cell.source for cell in notebook.cells] == ["a\nb", "c", "", "3"]
     assert len({cell.id for cell in notebook.cells}) == 4
 
 
-def test_format_3_is_read(tmp_path):
+def test_format_3_is_read():
     old = {"nbformat": 3, "worksheets": [{"cells": [{"cell_type": "code", "input": ["x = 1"]}]}]}
-    (tmp_path / "x.ipynb").write_text(json.dumps(old))
-    assert read_notebook((tmp_path / "x.ipynb").read_bytes())[0].cells[0].source == "x = 1"
+    assert read_notebook(json.dumps(old).encode())[0].cells[0].source == "x = 1"
 
 
 @pytest.mark.parametrize(
@@ -228,18 +220,14 @@ def test_format_3_is_read(tmp_path):
         (b"\x00\x01\x02", "no JSON"),
     ],
 )
-def test_what_is_no_notebook_is_said(tmp_path, content, word):
-    (tmp_path / "x.ipynb").write_bytes(content)
+def test_what_is_no_notebook_is_said(content, word):
     with pytest.raises(ValueError, match=word):
-        read_notebook((tmp_path / "x.ipynb").read_bytes())
+        read_notebook(content)
 
 
 def test_a_name_with_a_number_in_it_is_nobody_elses(tmp_path):
-    lay(
-        tmp_path,
-        "Bo_12_assignsubmission_file_/x.ipynb",
-        "Bo_12_assignsubmission_file__99_assignsubmission_file_/x.ipynb",
-    )
+    folder = "Bo_12_assignsubmission_file_"
+    lay(tmp_path, f"{folder}/x.ipynb", f"{folder}_99_assignsubmission_file_/x.ipynb")
     assert {one.lms_id for one in find_submissions(tmp_path, MASTERS)} == {"12", "99"}
 
 

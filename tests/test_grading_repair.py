@@ -3,6 +3,7 @@
 import base64
 import copy
 import json
+import re
 import time
 from pathlib import Path
 
@@ -47,8 +48,12 @@ def named(name):
 
 
 def source_of(notebook, cell_id):
-    (cell,) = [cell for cell in notebook.cells if cell.id == cell_id]
-    return cell.source
+    (source,) = [cell.source for cell in notebook.cells if cell.id == cell_id]
+    return source
+
+
+def place_of(notebook, cell_id):
+    return next(place for place, cell in enumerate(notebook.cells) if cell.id == cell_id)
 
 
 def handed_out(master):
@@ -70,18 +75,12 @@ def test_every_question_has_its_answers_cell(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_students_version_that_nobody_touched_is_whole(name):
+def test_a_students_version_that_nobody_touched_is_whole_and_known_by_its_cells_whatever_its_name(name):
     master = named(name)
     notebook = handed_out(master)
     mended, troubles = repaired(notebook, master)
     assert troubles == [] and looks(mended, master) == []
     assert [cell.source for cell in mended.cells] == [cell.source for cell in master.notebook.cells]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_known_by_its_cells_whatever_its_name(name):
-    master = named(name)
-    notebook = handed_out(master)
     assert best_master(notebook, "homework", MASTERS) is master
     assert best_master(unmarked(notebook), "homework", MASTERS) is master
 
@@ -90,7 +89,7 @@ def test_a_notebook_is_known_by_its_cells_whatever_its_name(name):
 def test_open_answers_are_found_and_those_not_written_are_none(change):
     first, second = MASTER.open_questions
     notebook = student_notebook()
-    next(cell for cell in notebook.cells if cell.id == first.cell).source = "Ties are good news. <b>"
+    notebook.cells[place_of(notebook, first.cell)].source = "Ties are good news. <b>"
     mended, troubles = repaired(change(notebook), MASTER)
     assert open_answers(mended, MASTER) == {first.cell: "Ties are good news. <b>"}
     assert "Model answer" in first.model and "8 of 8" in second.text
@@ -130,6 +129,11 @@ EMPTY = (
     "def tie_probability(chances, num_generations):\n    pass",
     "import math\n\ndef tie_probability(chances, num_generations):\n    '''Not yet.'''\n    ...",
     "%matplotlib inline\ndef tie_probability(p, n): return None",
+    "tie_probability = lambda *_: ...",
+    "tie_probability = lambda chances, n: None",
+    "def tie_probability(p, n):\n    assert False",
+    "def tie_probability(p, n):\n    assert False, 'later'",
+    "def tie_probability(p, n):\n    raise Exception('later')",
 )
 
 
@@ -137,16 +141,16 @@ def run_cells(notebook):
     """What the names of a repaired notebook are in the end, without its checks."""
     names = {}
     for step in steps(notebook, MASTER):
-        if step.kind == "cell" and "def " in step.source:
+        if step.kind == "cell" and re.search(r"\bdef |^tie_probability = ", step.source, re.MULTILINE):
             exec("import torch\n" + step.source.replace("%matplotlib inline", ""), names)
     return names
 
 
-@pytest.mark.parametrize("empty", EMPTY, ids=["raise", "pass", "with an import", "with a magic"])
+@pytest.mark.parametrize("empty", EMPTY)
 def test_a_short_empty_copy_never_hides_an_answer(empty):
     own = nbformat.v4.new_code_cell(empty)
     behind = right()
-    behind.cells.insert(1 + next(n for n, one in enumerate(behind.cells) if one.id == "tie-probability"), own)
+    behind.cells.insert(1 + place_of(behind, "tie-probability"), own)
     for notebook in (
         doubled(right(), "tie-probability", empty),
         changed(right(RIGHT["tie_probability"]), "tie-probability", empty),
@@ -176,10 +180,8 @@ def test_locked_cells_and_checks_are_the_masters_again():
 
 def test_marks_that_were_changed_are_the_masters_again():
     notebook = right()
-    for cell in notebook.cells:
-        if cell.id == "check-tie-probability":
-            cell.metadata.nbgrader.points = 1000
-            cell.metadata.nbgrader.grade = False
+    check = notebook.cells[place_of(notebook, "check-tie-probability")]
+    check.metadata.nbgrader |= {"points": 1000, "grade": False}
     mended, _ = repaired(notebook, MASTER)
     marks = {cell.id: cell.metadata.get("nbgrader") for cell in mended.cells}
     assert marks["check-tie-probability"]["points"] == 3 and marks["check-tie-probability"]["grade"] is True
@@ -211,8 +213,7 @@ def test_everything_deleted_is_the_master_again():
 def test_own_cells_stay_where_they_were_without_any_claim():
     own = nbformat.v4.new_code_cell("mine = 1", metadata={"nbgrader": {"grade": True, "points": 99, "grade_id": "me"}})
     notebook = right()
-    place = next(n for n, cell in enumerate(notebook.cells) if cell.id == "rloo-advantages")
-    notebook.cells.insert(place, own)
+    notebook.cells.insert(place_of(notebook, "rloo-advantages"), own)
     mended, _ = repaired(notebook, MASTER)
     at = next(n for n, cell in enumerate(mended.cells) if cell.source == "mine = 1")
     assert mended.cells[at + 1].id == "rloo-advantages" and mended.cells[at].metadata == {}
@@ -380,11 +381,6 @@ def test_definitions_of_a_cell(source, names):
     assert list(definitions(source)) == names
 
 
-def test_only_some_answers():
-    mended, troubles = repaired(answered({"tie_probability": RIGHT["tie_probability"]}), MASTER)
-    assert troubles == [] and source_of(mended, "tie-probability") == RIGHT["tie_probability"]
-
-
 def test_a_folder_without_masters_or_with_a_foreign_check_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="masters"):
         load_masters(tmp_path)
@@ -392,24 +388,6 @@ def test_a_folder_without_masters_or_with_a_foreign_check_is_refused(tmp_path):
     nbformat.write(changed(master, "check-tie-probability", "assert True"), tmp_path / "x.ipynb")
     with pytest.raises(ValueError, match="is not a check of an exercise"):
         load_masters(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "copy",
-    [
-        "tie_probability = lambda *_: ...",
-        "tie_probability = lambda chances, n: None",
-        "def tie_probability(p, n):\n    assert False",
-        "def tie_probability(p, n):\n    assert False, 'later'",
-        "def tie_probability(p, n):\n    raise Exception('later')",
-    ],
-)
-def test_a_last_copy_that_is_empty_hides_nothing(copy):
-    notebook = doubled(right(), "tie-probability", copy)
-    assert source_of(repaired(notebook, MASTER)[0], "tie-probability") == RIGHT["tie_probability"]
-    other = right(copy)
-    other.cells.append(other.cells.pop(next(n for n, cell in enumerate(other.cells) if cell.source == copy)))
-    assert copy not in [cell.source for cell in repaired(other, MASTER)[0].cells]
 
 
 @pytest.mark.parametrize(

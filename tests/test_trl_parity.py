@@ -308,7 +308,8 @@ def score(trainer, monkeypatch, rewards):
 def test_the_keys_are_those_that_trl_logs(tmp_path):
     sizes = {"num_generations": 4, "max_completion_length": 5, "max_steps": 1}
     options = {"beta": 0.1, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "loss_type": "grpo"}
-    theirs = make_trainer(tmp_path, late_letters, **options, max_steps=1)
+    make_model().save_pretrained(tmp_path / "model")  # with a KL term TRL loads it a second time
+    theirs = make_trainer(tmp_path, late_letters, model=str(tmp_path / "model"), **options, max_steps=1)
     theirs.train()
     _, history = run(word_tokenizer(), GRPOConfig(**sizes, prompts_per_step=4, beta=0.1), [late_letters])
     assert set(history[0]) <= {"step", *theirs.state.log_history[0]}
