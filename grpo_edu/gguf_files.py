@@ -195,7 +195,7 @@ def _read(file: Path, reader: GGUFReader) -> tuple[PreTrainedModel, PreTrainedTo
     """Return the model of the GGUF file with its weights in float32, and its tokenizer."""
     tokenizer = _read_tokenizer(file, reader)
     control = _control_tokens(reader)
-    if tokenizer.chat_template:  # without one, `check_tokenizer` refuses the model
+    if tokenizer.chat_template:  # that of a base model comes with `load_policy`
         tokenizer.eos_token = _end_of_turn(tokenizer, control) or tokenizer.eos_token
     if tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.pad_token = next((token for token in control if token != tokenizer.eos_token), None)

@@ -127,10 +127,14 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, source: Path | str) -> N
         )
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{source}: the tokenizer has no EOS token; set tokenizer.eos_token and save it")
+
+
+def check_chat_template(tokenizer: PreTrainedTokenizerBase, source: Path | str) -> None:
+    """Raise ValueError for a tokenizer that cannot put questions into the form that its model expects."""
     if not tokenizer.chat_template:
         raise ValueError(
             f"{source}: the tokenizer has no chat template, so this is a base model. Use an instruction-tuned version, "
-            "or set tokenizer.chat_template, save both to a folder and load that."
+            "train it with a `prompt_template`, or set tokenizer.chat_template, save both to a folder and load that."
         )
 
 

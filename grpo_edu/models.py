@@ -24,6 +24,7 @@ from grpo_edu import gc_paused
 from grpo_edu.fast.memory import LARGE_MODEL, return_large_blocks
 from grpo_edu.gguf_files import SMOLLM2, convert_gguf, convert_smollm2
 from grpo_edu.model_files import (
+    check_chat_template,
     check_folder,
     check_tokenizer,
     check_vocabulary,
@@ -54,7 +55,7 @@ def list_models() -> list[str]:
 
 
 def load_policy(
-    name: str | Path = "tiny", dtype: str | torch.dtype | None = None
+    name: str | Path = "tiny", dtype: str | torch.dtype | None = None, *, chat_template: str | None = None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model and its tokenizer.
 
@@ -63,6 +64,7 @@ def load_policy(
             "Qwen/Qwen2-0.5B-Instruct". A folder with adapters only gives their base model with the adapters merged into
             its weights.
         dtype: type of the weights: "float32" (the default), "bfloat16", or a torch.dtype.
+        chat_template: replaces that of the tokenizer; a base model has none, and needs one.
 
     Returns:
         The model, in eval mode (no dropout) with gradients enabled, and the tokenizer.
@@ -78,9 +80,10 @@ def load_policy(
     if adapters is not None:
         from grpo_edu.fast.lora import adapter_base, load_adapters, merge_lora
 
-        model, tokenizer = load_policy(adapter_base(adapters), dtype)
+        model, tokenizer = load_policy(adapter_base(adapters), dtype, chat_template=chat_template)
         if (adapters / "tokenizer.json").is_file():  # with a prompt of its own
             tokenizer = load_tokenizer(adapters, "")
+            tokenizer.chat_template = chat_template or tokenizer.chat_template
         return merge_lora(load_adapters(model, adapters)), tokenizer
     source = find_model(name)
     with gc_paused():
@@ -89,6 +92,8 @@ def load_policy(
         model = load_model(source, floating_dtype(dtype), obstacle)
         tokenizer = load_tokenizer(source, obstacle)
     check_tokenizer(tokenizer, source)
+    tokenizer.chat_template = chat_template or tokenizer.chat_template
+    check_chat_template(tokenizer, name)
     check_vocabulary(tokenizer, model, source)
     if str(name) in (*list_models(), SMOLLM2):
         model.name_or_path = str(name)  # adapters name their base model by it, on every computer

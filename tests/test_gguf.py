@@ -197,11 +197,17 @@ def test_the_end_of_a_turn_is_what_the_chat_template_writes(tmp_path):
     assert (model.generation_config.eos_token_id, model.config.pad_token_id) == (2, 0)
 
 
+def test_a_base_model_needs_a_template(tmp_path):
+    file = write_gguf(tmp_path / "base.gguf", **{"tokenizer.chat_template": None})
+    with pytest.raises(ValueError, match=r"base.gguf: .* no chat template, so this is a base model.*`prompt_template`"):
+        load_policy(file)
+    assert load_policy(file, chat_template="{{ messages[0].content }}")[1].chat_template
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"architecture": "rwkv9"}, "architecture 'rwkv9', which transformers cannot read"),
-        ({"tokenizer.chat_template": None}, "no chat template, so this is a base model"),
         ({"tokenizer.ggml.pre": "unheard-of"}, "names the rule 'unheard-of' for splitting text.*known are qwen2"),
         ({"tokenizer.ggml.pre": "llama-bpe"}, "joins digits, which the merges of the file never do"),
         ({"tokenizer.ggml.model": "bert"}, "tokenizer of the kind 'bert'"),

@@ -7,12 +7,13 @@ from itertools import combinations
 
 import pytest
 import torch
+from random_policy import byte_tokenizer, random_model
 from test_cli import complaint
 
 from grpo_edu.cli.main import build_parser, main
 from grpo_edu.cli.studies import asked_sweep
 from grpo_edu.config import GRPOConfig
-from grpo_edu.models import load_policy
+from grpo_edu.models import load_policy, save_policy
 from grpo_edu.prompts import render_prompt
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, make_plain_chat_template
@@ -193,6 +194,22 @@ def test_the_faithful_profile_runs_on_another_model(policy_dir, tmp_path, capsys
     assert asked["num_problems"] == 15 and GRPOConfig(**asked["config"]).beta == 0.1
     _, tokenizer = load_policy(output / "model")  # it asks as it was trained
     assert render_prompt(tokenizer, 'Is {{ 1 }} "1"?') == 'Solve step by step:\n\nIs {{ 1 }} "1"?\n\nSolution:'
+
+
+def test_a_base_model_is_trained_with_a_template(tmp_path, capsys):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    base, run = tmp_path / "base", tmp_path / "run"
+    save_policy(random_model(tokenizer, max_position_embeddings=1024, stop_ids=range(0, 256, 16)), tokenizer, base)
+    typed = "--steps 1 --n 3 --rewards length --num-generations 2 --prompts-per-step 2 --max-completion-length 8"
+    train = ["train", "--model", str(base), *typed.split(), "--no-greedy", "--output", str(run)]
+    assert main(train) == 2
+    assert "is a base model" in (said := complaint(capsys)) and "train it with a --prompt-template" in said
+    assert main([*train, "--prompt-template", "Q: {problem} A:"]) == 0
+    assert render_prompt(load_policy(run / "model")[1], "1 + 1?") == "Q: 1 + 1? A:"
+    capsys.readouterr()
+    assert main(["chat", str(run), "--question", "1 + 1?", "--json"]) == 0
+    assert {"base", "trained"} <= json.loads(capsys.readouterr().out).keys()
 
 
 def test_a_template_is_taken_letter_by_letter(policy_dir):

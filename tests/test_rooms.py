@@ -25,6 +25,7 @@ SPINE = {
     "turns",
     "gguf_files",
     "model_files",
+    "progress",
 }
 
 

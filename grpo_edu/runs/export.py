@@ -70,7 +70,8 @@ def start_conversation(
     trained, tokenizer = load_policy(model_source(run), stored.get("dtype"))
     models = {"trained" if settings else "answer": trained}
     if settings:
-        models = {"base": load_policy(stored["source"], stored.get("dtype"))[0], **models}
+        base, _ = load_policy(stored["source"], stored.get("dtype"), chat_template=tokenizer.chat_template)
+        models = {"base": base, **models}
     device = choose_device("auto", trained.num_parameters())
     models = {name: model.to(device) for name, model in models.items()}
     return Conversation(

@@ -579,9 +579,9 @@ def open_policy(metadata: RunMetadata) -> tuple[PreTrainedModel, PreTrainedToken
     Raises what `load_policy` raises.
     """
     run_config = metadata.run_config
-    policy, tokenizer = load_policy(metadata.source, run_config.dtype)
-    if run_config.prompt_template is not None:
-        tokenizer.chat_template = make_plain_chat_template(run_config.prompt_template)
+    plain = run_config.prompt_template
+    template = None if plain is None else make_plain_chat_template(plain)
+    policy, tokenizer = load_policy(metadata.source, run_config.dtype, chat_template=template)
     chosen = choose_device(run_config.device, policy.num_parameters())
     if chosen.type != "cpu" and run_config.config.rollout_quantization is not None:
         raise ValueError(
