@@ -6,7 +6,7 @@ Each is judged in float32 and in each scheme on the same 1,200 held-out problems
 flips 300), sampled at temperature 1, with paired 95% intervals against float32. Next to that: bytes, milliseconds of a
 decode step, and how far log-probabilities move. Models are kept under ``runs/quantization_study``; each measurement is
 written at once to ``benchmarks/results/quantization_study.json``, and a new start continues from there. The report is
-written to ``docs/quantization_study.md``, its figure to ``docs/images/quantization_study.png``.
+written to ``benchmarks/results/quantization_study.md``, its figure to ``docs/images/quantization_study.png``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from grpo_edu.quantization.model import quantize_model, stored_bytes, stored_ten
 
 COMMAND = "python -m benchmarks.quantization_study"
 HERE = Path(__file__).resolve().parent
-REPORT = HERE.parent / "docs" / "quantization_study.md"
+REPORT, PICTURE = RESULTS / "quantization_study.md", HERE.parent / "docs" / "images" / "quantization_study.png"
 FOLDER = HERE.parent / "runs" / "quantization_study"
 DOMAINS = {"arithmetic": dict.fromkeys(LEVELS, 200), "sorting": {"sorting": 300}, "coin flips": {"coin_flip": 300}}
 ALL = (*LEVELS, "sorting", "coin_flip")
@@ -260,7 +260,7 @@ def report(lines: Sequence[dict], changes: Sequence[dict], judged: dict[str, boo
             "`benchmarks/quantization_speed.py`.",
             "",
             "![Changes of the sampled accuracy of five models in four schemes, with intervals]"
-            "(images/quantization_study.png)",
+            "(../../docs/images/quantization_study.png)",
             "",
             "## Every model in every scheme",
             "",
@@ -313,7 +313,7 @@ def main() -> int:
     save(options.output, COMMAND, {"verdicts": judged, "changes": changes, "lines": lines})
     options.report.write_text(report(lines, changes, judged), encoding="utf-8")
     picture = interval_table(chosen(changes), margin=MARGIN, title="Sampled accuracy on 1,200 held-out problems")
-    picture.savefig(options.report.parent / "images" / "quantization_study.png", dpi=120)
+    picture.savefig(PICTURE, dpi=120)
     print(table(lines, changes))
     for statement, holds in judged.items():
         print(f"{'holds' if holds else 'DOES NOT HOLD'}: {statement}")

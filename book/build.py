@@ -36,7 +36,7 @@ DOCUMENTS = {
         "comparison",
     ],
     "For instructors": ["teaching", "grading", "classroom"],
-    "How we know": ["measured", "studies", "quantization_study"],
+    "How we know": ["measured", "studies"],
     "Going further": ["cluster", "architecture", "contributing"],
 }
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

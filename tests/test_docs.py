@@ -13,7 +13,7 @@ PAGES = [
     REPOSITORY / "README.md",
     REPOSITORY / "book" / "README.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
-    *sorted((REPOSITORY / "benchmarks" / "studies").glob("*.md")),
+    *sorted((REPOSITORY / "benchmarks").rglob("*.md")),
     *sorted((REPOSITORY / "data").rglob("README.md")),
 ]
 # Symptoms that a page quotes and that other programs print.
