@@ -14,13 +14,13 @@ from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.own import load_user_problems, question_key
 from grpo_edu.problems.templates import get_scorer, reward_columns
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
 from grpo_edu.runs.export import model_card
-from grpo_edu.runs.folder import read_run_config
 from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import RunConfig
