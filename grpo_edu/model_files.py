@@ -49,8 +49,6 @@ def check_folder(folder: Path) -> None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{folder}: config.json is damaged ({error}); {_again(folder)}") from error
-    if isinstance(config, dict) and "grpo_edu" in config:
-        raise ValueError(f"{folder} is the folder of a run; its model is in {folder / 'model'}")
     if not isinstance(config, dict) or "model_type" not in config:
         raise ValueError(f"{folder}: config.json has no model_type; {_again(folder)}")
     if not any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):

@@ -34,7 +34,13 @@ from grpo_edu.model_files import (
     quiet_transformers,
     with_load_advice,
 )
-from grpo_edu.problems.hub import is_gguf, looks_like_path, missing_folder_message, offline_if_hub_unreachable
+from grpo_edu.problems.hub import (
+    is_gguf,
+    looks_like_path,
+    missing_folder_message,
+    model_source,
+    offline_if_hub_unreachable,
+)
 from grpo_edu.problems.templates import data_dir
 
 if TYPE_CHECKING:
@@ -60,9 +66,9 @@ def load_policy(
     """Load a causal language model and its tokenizer.
 
     Args:
-        name: a model of the package (`list_models()`), "smollm2", a folder, a GGUF file, or a Hub id such as
-            "Qwen/Qwen2-0.5B-Instruct". A folder with adapters only gives their base model with the adapters merged into
-            its weights.
+        name: a model of the package (`list_models()`), "smollm2", the folder of a model or of a run that trained one,
+            a GGUF file, or a Hub id such as "Qwen/Qwen2-0.5B-Instruct". A folder with adapters only gives their base
+            model with the adapters merged into its weights.
         dtype: type of the weights: "float32" (the default), "bfloat16", or a torch.dtype.
         chat_template: replaces that of the tokenizer; a base model has none, and needs one.
 
@@ -188,7 +194,7 @@ def adapter_folder(name: str | Path) -> Path | None:
     """Return the folder that `name` refers to if it has adapters and no complete model."""
     if not isinstance(name, str | Path):
         return None
-    folder = tiny_dir().parent / name if str(name) in list_models() else Path(name).expanduser()
+    folder = tiny_dir().parent / name if str(name) in list_models() else Path(model_source(name)).expanduser()
     return folder if (folder / "adapter_config.json").is_file() and not (folder / "config.json").exists() else None
 
 
@@ -211,8 +217,9 @@ def _locate(name: str | Path) -> Path | str:
         return convert_smollm2(save_policy)
     if is_gguf(name):
         return convert_gguf(Path(name).expanduser(), save_policy)
-    if Path(name).expanduser().is_dir():
-        return Path(name).expanduser()
+    folder = Path(model_source(name)).expanduser()
+    if folder.is_dir():
+        return folder
     known = f"Use {', '.join([*list_models(), SMOLLM2])}, a folder, or a Hub id (owner/name)."
     if str(name) == "tiny":
         raise FileNotFoundError(

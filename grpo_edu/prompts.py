@@ -35,7 +35,10 @@ _FRACTION = r"(?P<top>[0-9]{1,15})/(?P<bottom>[0-9]{1,15})(?![0-9])"
 _NUMBER = re.compile(rf"(?P<sign>[-+]?) ?[$€£¥]? ?(?:{_FRACTION}|{_DECIMAL})")
 _COMMA = re.compile(r"\s*,\s*(?=[-+$€£¥.0-9])")
 _WORD = re.compile(r"([^\W\d_]+(?:[-'’][^\W\d_]+)*)[\s.!*_`\"')\]}$\\]*")
-_REFUSED_TAIL = re.compile(r"\s*(?:hundred|thousand|million|billion|trillion)s?\b|.*\bor\b", re.IGNORECASE | re.DOTALL)
+_REFUSED_TAIL = re.compile(
+    r"\s*(?:hundred|thousand|million|billion|trillion)s?\b|[²³]|.*(?:\bor\b|[π√∞]|\\(?:pi|sqrt|infty)(?![a-z]))",
+    re.IGNORECASE | re.DOTALL,
+)
 _NO_ANSWER = frozenset({"nan", "none", "null", "inf", "infinity"})
 _ANSWER_IS = re.compile(r"\banswer[*_]*(?:\s+is\b\s*:?|\s*:)", re.IGNORECASE)
 
@@ -233,7 +236,7 @@ def normalize_answer(text: str) -> str | None:
       separates a list: `7, 15, 23` and `7,15,23` both become `7, 15, 23`, but `1,200` becomes `1200`.
     - A word (`Heads.`) is converted to lower case. Several words, `nan`, `none`, `null` and `inf` give None.
     - A second number after the answer, an "or", and a magnitude in words (`3 million`) give None, because a policy
-      that is rewarded for `48 or 49` learns to write several answers.
+      that is rewarded for `48 or 49` learns to write several answers. So does a formula: `2π` is not 2, nor `3²` 3.
 
     >>> [normalize_answer(text) for text in ("$1,200.00", "18 dollars.", "7, 15", "Heads.", "48 or 49")]
     ['1200', '18', '7, 15', 'heads', None]

@@ -346,9 +346,11 @@ def for_trl(function: RewardFunction) -> RewardFunction:
 def keep_process(name: str) -> Iterator[None]:
     """A context in which a reward function cannot end this process: `os._exit` raises SystemExit.
 
-    Afterwards the working folder, `sys.stdout` and `sys.stderr` are as before, with a warning if the function has
-    changed or closed them.
+    Afterwards the working folder, `sys.stdout`, `sys.stderr`, and torch's gradients and default dtype are as before,
+    with a warning if the function has changed or closed them.
     """
+    torch = sys.modules.get("torch")  # whose import the command line does not need to start
+    modes = None if torch is None else (torch.is_grad_enabled(), torch.get_default_dtype())
     process, leave, folder = os.getpid(), os._exit, _working_folder()
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
     copies = {number: os.dup(number) for number in (1, 2) if _is_open(number)}
@@ -375,6 +377,10 @@ def keep_process(name: str) -> Iterator[None]:
             if getattr(sys, stream_name) is not stream:
                 setattr(sys, stream_name, stream)
                 changed.append(f"sys.{stream_name}")
+        if torch is not None and modes is not None and modes != (torch.is_grad_enabled(), torch.get_default_dtype()):
+            torch.set_grad_enabled(modes[0])
+            torch.set_default_dtype(modes[1])
+            changed.append("torch's gradient mode or default dtype")
         if _working_folder() != folder:
             os.chdir(folder)
             changed.append("the working folder")
@@ -407,8 +413,8 @@ def _working_folder() -> str:
 class Naming:
     """A context that raises a RuntimeError with the name of the reward function for any exception inside.
 
-    SystemExit and KeyboardInterrupt are among them, unless Ctrl-C was pressed. In the main thread, a function that
-    takes longer than `seconds` is interrupted, as by Ctrl-C, and is named too.
+    Every BaseException is among them, except a KeyboardInterrupt when Ctrl-C was pressed. In the main thread, a
+    function that takes longer than `seconds` is interrupted, as by Ctrl-C, and is named too.
     where: finds the words that say on which completion it happened. A subclass may name other code of the user.
     """
 
@@ -418,6 +424,7 @@ class Naming:
         "It is called as {name}(prompts=…, completions=…, **columns) with lists of texts; accept what it does not need "
         "with **kwargs, and set {name}.takes_messages = True if it reads chat messages"
     )
+    if_left = "Let it run code of completions in a process of its own, because such code may end this one"
 
     def __init__(self, name: str, seconds: float | None = None, where: Callable[[], str] = str) -> None:
         self.name, self.seconds, self.where, self.late = name, seconds, where, False
@@ -458,13 +465,12 @@ class Naming:
             raise RuntimeError(
                 f"{self.kind} '{self.name}' did not return within {self.seconds:g} seconds; {self.if_late}"
             ) from None
-        is_raised_inside = isinstance(error, Exception | SystemExit | KeyboardInterrupt) and not (
-            self._asked and isinstance(error, KeyboardInterrupt)
-        )
-        if is_raised_inside:
+        is_ended = isinstance(error, asyncio.CancelledError) or self._asked and isinstance(error, KeyboardInterrupt)
+        if error is not None and not is_ended:
+            advice = self.if_raised if isinstance(error, Exception) else self.if_left
             raise RuntimeError(
                 f"{self.kind} '{self.name}' raised {type(error).__name__}: {error}{self.where()}. "
-                f"{self.if_raised.format(name=self.name)}"
+                f"{advice.format(name=self.name)}"
             ) from error
 
 
@@ -474,7 +480,7 @@ def first_that_fails(function: RewardFunction, inputs: Mapping[str, Any]) -> str
         one = {key: [value[row]] if isinstance(value, list) else value for key, value in inputs.items()}
         try:
             function(**_copied(one))
-        except (Exception, SystemExit, KeyboardInterrupt):  # the error itself is raised by the caller
+        except BaseException:  # the error itself is raised by the caller
             return f", for the first time on completion {row}, {_shown(completion)}"
     return ""
 
@@ -508,7 +514,7 @@ def _checked_value(returns: str, value: Any, completion: str) -> float:
     if not isinstance(value, Real):
         raise ValueError(f"{returns} {value!r} ({type(value).__name__}) for {completion}; {remedy}")
     if not abs(value) <= LARGEST_REWARD:  # type: ignore[operator]  # False for NaN; typeshed's Real does not compare
-        raise ValueError(f"{returns} {value} for {completion}; {remedy}")
+        raise ValueError(f"{returns} {str(value)[:40]} for {completion}; {remedy}")
     return float(value)
 
 

@@ -246,6 +246,7 @@ EXPECTED = [{"step": 1, "loss": 0.5, "reward": 0.25}, {"step": 2, "loss": 0.0, "
          " - actor/loss:0.0\n - critic/score/mean:0.5\n"),
         ("equal_signs.log", "INFO step=1 reward=0.25 loss=0.5\nINFO step=2 reward=0.5 loss=0.0\n"),
         ("averages.csv", "step,total_steps,loss,reward_avg\n1,9,0.5,0.25\n2,9,0.0,0.5\n"),
+        ("comma.csv", "step;loss;reward\n1;0,5;0,25\n2;0,0;0,5\n"),
         ("percent.csv", "iteration;total_loss;meanReward\n1;0.5;25%\n2;0.0;50%\n"),
         ("markdown.md", "A run.\n\n| Step | Training Loss | reward |\n|---|---|---|\n| 1 | 0.5 | 0.25 |\n"
          "| 2 | 0.0 | 0.5 |\n"),
@@ -338,3 +339,9 @@ def test_the_command_and_the_dashboard_say_the_same(capsys):
         assert text in printed and marked_text(text) in board.report.value
     board.file.set_state({"value": [{**file, "content": memoryview(b"\0")}]})
     assert board.diagnosis is None and "binary" in board.message.value and not board.report.value
+
+
+def test_a_table_of_two_runs_is_refused():
+    table = b'"Step","a - train/reward","b - train/reward"\n1,0.5,0.1\n2,0.6,0.1\n'
+    with pytest.raises(ValueError, match=r"reward of 2 runs \(a, b\); export one run alone"):
+        parse_metrics(table, "wandb.csv")

@@ -14,13 +14,13 @@ from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.own import load_user_problems, question_key
 from grpo_edu.problems.templates import get_scorer, reward_columns
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
 from grpo_edu.runs.export import model_card
-from grpo_edu.runs.folder import read_run_config
 from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import RunConfig
@@ -688,3 +688,13 @@ def test_problems_without_an_answer_are_scored_by_the_reward_of_their_own_run(tm
         assert found[:, 0].tolist() == found[:, 1].tolist() == paid
     model, tokenizer = load_policy("tiny")
     assert len(evaluate(model, tokenizer, first.heldout, max_completion_length=4).correct) == 2
+
+
+def test_a_float_is_an_answer_in_digits_and_nan_is_none(tmp_path):
+    file = tmp_path / "floats.jsonl"
+    rows = [{"question": f"{number}?", "answer": 1e-7} for number in range(5)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert {problem.answer for problem in load_user_problems(file, "train")} == {"0.0000001"}
+    file.write_text("\n".join(map(json.dumps, [*rows, {"question": "6?", "answer": float("nan")}])))
+    with pytest.raises(ValueError, match=r"floats\.jsonl:6: the answer \(answer\) is nan, which is no number"):
+        load_user_problems(file, "train")

@@ -1,8 +1,10 @@
 """The package as an import: cheap, without torch, every public name in its place."""
 
+import re
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -50,3 +52,22 @@ def test_public_names_are_listed_once_and_nothing_else_is_found():
         _ = grpo_edu.train_model
     with pytest.raises(ImportError):
         from grpo_edu import train_model  # noqa: F401
+
+
+def test_the_lines_of_the_readme_train_from_a_list_of_dictionaries_to_a_table(capsys):
+    page = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(code.splitlines()) <= 20
+    exec(code, {})
+    *steps, before, after, change = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in steps] == [str(step) for step in range(1, 11)]
+    assert re.match(r"\d+ of 20 solved: .*, mean reward 0\.\d+", before) and "mean reward" in after
+    assert re.match(r"[\d.]+% to [\d.]+%: .*; reward [+-]", change)
+
+
+def test_a_figure_shows_itself_in_a_notebook():
+    from IPython.core.formatters import DisplayFormatter
+
+    figure = grpo_edu.training_curves([{"reward": 0.5}, {"reward": 0.7}])
+    shown, _ = DisplayFormatter().format(figure)
+    assert shown["image/png"].startswith(b"\x89PNG")

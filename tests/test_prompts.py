@@ -91,6 +91,7 @@ for line in (
     r"14 + 34 = 48 | x = 48 | Step 3: total | about 48 | heads or tails | heads tails | heads, tails | heads 1",
     r"coin1 | I do not know | 48/2 | 3/0 | 0/0 | 1/2/3 | 1 1/2 | 1.5/2 | 18½ | ½ | 3 million | 2 hundred | 1e3",
     r"10:30 | 1.2.3 | ..5 | --3 | 2^3 | 2**3 | ٤٨ | １８ | \frac{1}{2} | 7, 15, x2 | 1 200",
+    r"2\pi | $2\pi$ | 2π | (5, ∞) | 5\infty | 3² | 10³ | 2 \sqrt{x} | 2√x",
 ):
     NO_ANSWER += line.split(" | ")
 

@@ -395,6 +395,7 @@ def raise_(error):
         (lambda: exec("exit()"), "raised SystemExit"),
         (lambda: os._exit(0), "raised SystemExit"),
         (lambda: raise_(KeyboardInterrupt), "raised KeyboardInterrupt"),
+        (lambda: raise_(GeneratorExit), "raised GeneratorExit"),
     ],
 )
 @pytest.mark.parametrize("call", [lambda one: compute_rewards(one, **B), lambda one: for_trl(one)(**B)])
@@ -403,7 +404,7 @@ def test_a_reward_that_leaves_is_named(leave, words, call):
         leave()
 
     usual = os._exit
-    with pytest.raises(RuntimeError, match=f"'leaving' {words}.*completion 0"):
+    with pytest.raises(RuntimeError, match=f"'leaving' {words}.*completion 0.* in a process of its own"):
         call(leaving)
     assert os._exit is usual
 
@@ -414,6 +415,17 @@ def test_an_asynchronous_reward_that_leaves_is_named():
 
     with pytest.raises(RuntimeError, match="'leaving' raised SystemExit"):
         compute_rewards(leaving, **B)
+
+
+def test_torch_computes_gradients_after_a_reward_that_switched_them_off():
+    def careless(completions, **kwargs):
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        return [0.0] * len(completions)
+
+    with pytest.warns(RuntimeWarning, match="'careless' changed or closed torch's gradient mode or default dtype"):
+        compute_rewards(careless, **B)
+    assert torch.is_grad_enabled() and torch.get_default_dtype() == torch.float32
 
 
 def test_what_a_reward_closes_or_changes_is_set_back_and_named(tmp_path, capfd):

@@ -15,12 +15,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from toy_policy import timeless
 
 from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import compare
 from grpo_edu.models import load_policy
 from grpo_edu.problems.files import load_problems
+from grpo_edu.problems.hub import model_source, read_run_config
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, length_reward
 from grpo_edu.runs import run as runs
-from grpo_edu.runs.folder import RunFolder, model_source, read_run_config
+from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import load_split, parse_names, resolve_rewards
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import RunConfig, default_config
@@ -313,11 +315,20 @@ def test_the_default_folder_is_a_new_one(policy_dir, tmp_path, monkeypatch):
     assert default_folder(earlier).path.name == "a-basic-sorting-seed0"
 
 
+def test_a_run_prints_one_line_and_its_folder_is_a_model(run, tmp_path):
+    result = run()
+    assert repr(result) == f"{len(result.history)} steps in {tmp_path / 'run'}: {compare(result.before, result.after)}"
+    weights, saved = weights_of(tmp_path / "run"), weights_of(tmp_path / "run" / "model")
+    assert all(torch.equal(weights[name], saved[name]) for name in saved)
+
+
 def test_a_run_that_saved_no_model_is_no_model(tmp_path):
     RunFolder(tmp_path / "run").claim({"grpo_edu": "0.1.0"})
     assert read_run_config(tmp_path / "run") == {"grpo_edu": "0.1.0"}
     with pytest.raises(FileNotFoundError, match="has no model, .*stopped too early"):
         model_source(tmp_path / "run")
+    with pytest.raises(FileNotFoundError, match="has no model, .*stopped too early"):
+        load_policy(tmp_path / "run")
     assert model_source("tiny") == "tiny" and model_source(tmp_path) == tmp_path
 
 

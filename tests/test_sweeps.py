@@ -16,8 +16,9 @@ import pytest
 from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.files import load_problems
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.templates import LEVELS, problem_key
-from grpo_edu.runs.folder import RunFolder, read_run_config
+from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.log import read_log, write_log
 from grpo_edu.runs.profiles import load_profile
 from grpo_edu.runs.record import RunMetadata

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_edu.config import Options, field_bounds, field_help, field_types
-from grpo_edu.problems.hub import is_gguf, looks_like_path, missing_folder_message
+from grpo_edu.problems.hub import is_gguf, looks_like_path, missing_folder_message, model_source
 from grpo_edu.runs.profiles import PROFILES
 
 # Fields whose options have another name: the one of version 0.3.0 and before, or a shorter one.
@@ -257,7 +257,6 @@ def chosen_dtype(dtype: str, model: str, *, trains_weights: bool) -> str:
     if dtype == "float32":
         return dtype
     from grpo_edu.machine.probe import choose_dtype
-    from grpo_edu.runs.folder import model_source
 
     chosen, why = choose_dtype(dtype, model_source(model), trains_weights=trains_weights)
     print(f"grpo-edu: {why}", file=sys.stderr)

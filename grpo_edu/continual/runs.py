@@ -22,8 +22,9 @@ from grpo_edu.continual.forgetting import AccuracyMatrix
 from grpo_edu.continual.stages import Curriculum, curriculum_from_dict
 from grpo_edu.evaluation import Evaluation
 from grpo_edu.models import load_policy, save_policy
+from grpo_edu.problems.hub import model_source
 from grpo_edu.problems.templates import Problem
-from grpo_edu.runs.folder import RunFolder, model_source
+from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import write_log
 from grpo_edu.runs.recording import note_kept
@@ -151,7 +152,7 @@ class CurriculumRun:
             path = config["data_path"] if "gsm8k" in stage.data else None
             for split, n in (("train", stage.num_problems), ("heldout", config["n"])):
                 self.problems[split].append(load_split(stage.data, split, data_path=path, n=n))
-        self.policy, self.tokenizer = load_policy(model_source(config["model"]))
+        self.policy, self.tokenizer = load_policy(config["model"])
         self.progress = Progress()
 
     def fingerprints(self) -> dict[str, Any]:

@@ -23,11 +23,11 @@ from grpo_edu.figures.answers import (
     percent_text,
     plain_chances_html,
 )
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.instructions import INSTRUCTIONS, SET_PREFIX, check_instruction
 from grpo_edu.problems.templates import LEVELS, Problem, data_dir, prompt_options, scorer_of_level
 from grpo_edu.prompts import extract_answer, normalize_answer, render_prompt
 from grpo_edu.rewards import accuracy_reward
-from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.loading import load_split, parse_data
 from grpo_edu.runs.options import default_config
 
@@ -212,10 +212,10 @@ class AskTheModel(Dashboard):
                 if stored is None:  # adapters that come with the package
                     stored = {"source": self.base, **_recipe(chosen)}
                 self._session = Session(stored["source"])
-                trained, self._session.tokenizer = load_policy(model_source(chosen))
+                trained, self._session.tokenizer = load_policy(chosen)
                 self._trained, self.trained = trained.state_dict(), stored["config"]["max_steps"]
             else:
-                self._session = Session(model_source(self.base))
+                self._session = Session(self.base)
             if self.model.value:
                 self._session.model.load_state_dict(self._trained)
         return self._session

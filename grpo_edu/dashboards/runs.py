@@ -14,10 +14,10 @@ from grpo_edu.dashboards.base import Explorer, button_row, several
 from grpo_edu.dashboards.worker import Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.curves import overlaid_curves
 from grpo_edu.figures.evaluation import interval_rows
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.runs.comparison import settings_that_differ
 from grpo_edu.runs.completions import by_reward, read_completions
-from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import default_config
 from grpo_edu.runs.record import heldout_problems
@@ -159,7 +159,7 @@ class RunComparer(Explorer):
             judged = []
             for name in (first, then):
                 worker.goes_on()
-                policy = load_policy(model_source(self.runs[name]["folder"]))
+                policy = load_policy(self.runs[name]["folder"])
                 judged.append(evaluate(*policy, problems, max_completion_length=length))
         self.comparison = compare(*judged)
         self.tested.value = f"From {first} to {then}: {self.comparison} (exact McNemar test)"

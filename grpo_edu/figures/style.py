@@ -8,8 +8,10 @@ under any rcParams.
 
 import base64
 import html
+import io
 import math
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,12 +48,22 @@ def moving_mean(values: Iterable[float], window: int) -> list[float]:
 
 
 def sheet(width: float, height: float) -> "Figure":
-    """Return an empty figure of this size in inches on the light background, as every figure of the course begins."""
+    """Return an empty figure of this size in inches on the light background, as every figure of the course begins.
+
+    A notebook shows it as a picture, although pyplot does not know of it.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
+    figure._repr_png_ = partial(_draw_png, figure)  # type: ignore[attr-defined]
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # inches of air, so that no label touches the edge
     return figure
+
+
+def _draw_png(figure: "Figure") -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
 
 
 def image_tag(picture: bytes, kind: str, alt: str, width: int) -> str:

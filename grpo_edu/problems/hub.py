@@ -1,12 +1,14 @@
-"""Find out within seconds whether the Hub answers.
+"""Find out what the name of a model refers to, and within seconds whether the Hub answers.
 
 The libraries that load from the Hub ask many times before they give up, which takes minutes without a network.
 """
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 GGUF_SUFFIX = ".gguf"
 HUB_SECONDS = 4.0
@@ -41,6 +43,30 @@ def missing_folder_message(name: str | Path) -> str:
     'folder runs/nothing does not exist'
     """
     return f"{name} is a file" if Path(name).expanduser().is_file() else f"folder {name} does not exist"
+
+
+def read_run_config(folder: str | Path) -> dict[str, Any] | None:
+    """Return the options of the run in this folder; None if the folder holds no run of grpo_edu."""
+    try:
+        content = json.loads((Path(folder) / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and "grpo_edu" in content else None
+
+
+def model_source(name: str | Path) -> str | Path:
+    """Return what to load for a model's name: the model inside a run's folder, or else the name itself.
+
+    Raises FileNotFoundError for a run that was stopped before it saved a model.
+    """
+    folder = Path(name).expanduser()
+    if read_run_config(folder) is None:
+        return name
+    if not (folder / "model").is_dir():
+        raise FileNotFoundError(
+            f"model: the run in {folder} has no model, because it was stopped too early; train again"
+        )
+    return folder / "model"
 
 
 def why_hub_unreachable() -> str:

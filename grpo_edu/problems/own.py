@@ -15,9 +15,11 @@ import csv
 import hashlib
 import io
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -356,7 +358,9 @@ def _answer(where: str, name: str, value: Any) -> tuple[str, str]:
     """Return the answer in canonical form, and the worked solution: the whole text if it ends in #### answer."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"{where}: the answer ({name}) must be a text or a number, got {_short(value)}")
-    text = str(value).strip()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}: the answer ({name}) is {value}, which is no number; fill it in, or remove the row")
+    text = f"{Decimal(repr(value)):f}" if isinstance(value, float) else str(value).strip()  # 1e-7 in digits
     if not text:
         raise ValueError(f"{where}: the answer ({name}) is empty; fill it in, or remove the row")
     worked = MARKER in text

@@ -106,27 +106,25 @@ class Problem:
 def as_problems(problems: Sequence[Problem | Mapping[str, Any]]) -> list[Problem]:
     """Return problems as they are, and make problems of dictionaries with a "prompt", an "answer" and further columns.
 
-    Raises ValueError for anything else.
+    The prompt may be called "question", as in a file. Raises ValueError for anything else.
 
     >>> as_problems([{"prompt": "How long?", "answer": 12, "unit": "cm"}])[0].row()
     {'prompt': 'How long?', 'answer': '12', 'level': 'own', 'solution': '', 'unit': 'cm'}
     """
     made = []
     for row, problem in enumerate(problems):
-        if (
-            isinstance(problem, Mapping)
-            and isinstance(problem.get("prompt"), str)
-            and problem.get("answer") is not None
-        ):
-            fields: dict[str, Any] = {
-                name: str(problem[name]) for name in ("prompt", "answer", "level", "solution") if name in problem
-            }
-            columns = {name: value for name, value in problem.items() if name not in fields}
-            problem = Problem(**fields, columns=columns)
+        if isinstance(problem, Mapping):
+            columns = dict(problem)
+            if "question" in columns and "prompt" not in columns:
+                columns["prompt"] = columns.pop("question")
+            if isinstance(columns.get("prompt"), str) and columns.get("answer") is not None:
+                names = [name for name in ("prompt", "answer", "level", "solution") if name in columns]
+                fields: dict[str, Any] = {name: str(columns.pop(name)) for name in names}
+                problem = Problem(**fields, columns=columns)
         if not isinstance(problem, Problem):
             raise ValueError(
                 f"problems[{row}] must be a grpo_edu.Problem, or a dictionary with a text as its 'prompt' and an "
-                f"'answer', got {problem!r}"
+                f"'answer' (\"\" if no reward needs one), got {problem!r}"
             )
         made.append(problem)
     return made

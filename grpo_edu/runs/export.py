@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import SMOLLM2, list_models, load_policy, save_policy
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.templates import PROBLEM_SETS, data_dir
 from grpo_edu.prompts import chat_messages, prompt_style, render_prompt
-from grpo_edu.runs.folder import model_source, read_run_config
 from grpo_edu.runs.options import use_current_names
 from grpo_edu.runs.record import read_run_result
 
@@ -67,7 +67,7 @@ def start_conversation(
     """
     stored = read_run_config(run) or {}
     settings = stored.get("config", {})
-    trained, tokenizer = load_policy(model_source(run), stored.get("dtype"))
+    trained, tokenizer = load_policy(run, stored.get("dtype"))
     models = {"trained" if settings else "answer": trained}
     if settings:
         base, _ = load_policy(stored["source"], stored.get("dtype"), chat_template=tokenizer.chat_template)
@@ -104,7 +104,7 @@ def export_run(
     for reward in map(_reward, use_current_names(stored)["reward_funcs"]):
         if "```" in reward:
             say(f"The model card will show the reward {reward}")
-    model, tokenizer = load_policy(model_source(run), stored.get("dtype"))
+    model, tokenizer = load_policy(run, stored.get("dtype"))
     save_policy(model, tokenizer, folder, overwrite=overwrite)
     names = folder / "tokenizer_config.json"
     content = json.loads(names.read_text(encoding="utf-8"))

@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
+from grpo_edu.problems.hub import read_run_config
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -309,27 +311,3 @@ def size_on_disk(path: Path) -> int:
     """Return the bytes of a file, or of all files in a folder."""
     files = path.rglob("*") if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
-
-
-def read_run_config(folder: str | Path) -> dict[str, Any] | None:
-    """Return the options of the run in this folder; None if the folder holds no run of grpo_edu."""
-    try:
-        content = json.loads((Path(folder) / "config.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and "grpo_edu" in content else None
-
-
-def model_source(name: str | Path) -> str | Path:
-    """Return what to load for a model's name: the model inside a run's folder, or else the name itself.
-
-    Raises FileNotFoundError for a run that was stopped before it saved a model.
-    """
-    folder = Path(name).expanduser()
-    if read_run_config(folder) is None:
-        return name
-    if not (folder / "model").is_dir():
-        raise FileNotFoundError(
-            f"model: the run in {folder} has no model, because it was stopped too early; train again"
-        )
-    return folder / "model"

@@ -180,6 +180,9 @@ def _parse_table(text: str) -> list[Record]:
     if line.count(mark):
         rows: Iterable[list[str]] = csv.reader(io.StringIO("\n".join(lines[lines.index(line) + 1 :])), delimiter=mark)
         names = next(csv.reader([line], delimiter=mark))
+        _check_one_run(names)
+        if mark != ",":  # where the comma is the decimal point
+            rows = ([re.sub(r"^(\s*[-+]?\d+),(\d+\s*)$", r"\1.\2", cell) for cell in row] for row in rows)
     else:
         rows = (re.split(r"\s{2,}", line.strip())[-len(names) :] for line in lines[lines.index(line) + 1 :])
     found = []
@@ -191,6 +194,18 @@ def _parse_table(text: str) -> list[Record]:
             record = {**record, tag: record["value"]}
         found.append(record)
     return found
+
+
+def _check_one_run(names: Iterable[str]) -> None:
+    """Raise ValueError for a table of Weights & Biases with the same metric of several runs."""
+    runs: dict[str, list[str]] = {}
+    for name in names:
+        run, dash, metric = name.strip(' "').rpartition(" - ")
+        if dash and look_up(metric):
+            runs.setdefault(metric, []).append(run)
+    for metric, found in runs.items():
+        if len(found) > 1:
+            raise ValueError(f"the table has {metric} of {len(found)} runs ({', '.join(found)}); export one run alone")
 
 
 def _read_column_name(text: str) -> str:

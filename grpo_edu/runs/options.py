@@ -24,12 +24,12 @@ from grpo_edu.config import (
     drop_retired,
     setting,
 )
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.own import parse_columns
 from grpo_edu.problems.templates import LEVELS, Problem, data_dir, default_length, problem_set_names, reward_columns
 from grpo_edu.prompts import PromptStyle
 from grpo_edu.rewards import REWARDS, RewardFunction, reward_name
 from grpo_edu.runs.completions import recorded_steps
-from grpo_edu.runs.folder import read_run_config
 from grpo_edu.runs.loading import (
     Rewards,
     RunData,

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_edu import __version__
-from grpo_edu.problems.hub import GGUF_SUFFIX
+from grpo_edu.problems.hub import GGUF_SUFFIX, model_source
 from grpo_edu.problems.own import UNANSWERED
 from grpo_edu.problems.templates import LEVELS, Problem
-from grpo_edu.runs.folder import RunFolder, model_source
+from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import Rewards, is_user_dataset, load_problem_sets, resolve_rewards, score_with_user_reward
 from grpo_edu.runs.options import RunConfig, use_current_names, with_absolute_paths
 

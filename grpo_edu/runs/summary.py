@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.evaluation import Evaluation, evaluate, mcnemar, wilson_interval
+from grpo_edu.evaluation import Evaluation, compare, evaluate, mcnemar, wilson_interval
 from grpo_edu.fast.memory import GIB, PeakMemory
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy
@@ -19,7 +19,6 @@ from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.templates import LEVELS, PROBLEM_SETS
 from grpo_edu.prompts import MARKER
 from grpo_edu.runs.completions import by_reward, read_completions, sampled_text
-from grpo_edu.runs.folder import model_source
 from grpo_edu.runs.loading import Rewards, load_problem_sets, parse_data, resolve_rewards, score_with_user_reward
 from grpo_edu.runs.measures import RunFacts
 from grpo_edu.runs.options import RunConfig, default_config
@@ -58,6 +57,10 @@ class RunResult:
     failure: str = ""
     unchanged: bool = False
     turn_end: str | None = None
+
+    def __repr__(self) -> str:
+        measured = self.before if self.after is None else compare(self.before, self.after)
+        return f"{len(self.history)} steps in {self.output}: {measured!r}"
 
     @property
     def config(self) -> GRPOConfig:
@@ -413,7 +416,7 @@ def report_evaluation(
     problems = score_with_user_reward(problems, resolve_rewards(asked.reward_funcs))
     length = default_config(data).max_completion_length if max_completion_length is None else max_completion_length
     with PeakMemory() as memory:
-        policy, tokenizer = load_policy(model_source(model), dtype)
+        policy, tokenizer = load_policy(model, dtype)
         policy = policy.to(choose_device(device, policy.num_parameters()))
         started = time.perf_counter()
         evaluation = evaluate(

@@ -32,7 +32,6 @@ from grpo_edu.config import append_field_docs, setting
 from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.prompts import PromptStyle, chat_messages, prompt_style, set_prompt_style
 from grpo_edu.rewards import RewardFunction
-from grpo_edu.runs.folder import model_source
 from grpo_edu.runs.loading import resolve_rewards
 from grpo_edu.runs.options import (
     ALL_LAYERS,
@@ -200,13 +199,12 @@ def model_path(model: str) -> Path | str:
     """
     from grpo_edu.models import adapter_folder, find_model  # imports torch
 
-    source = model_source(model)
-    if adapter_folder(source) is not None:
+    if adapter_folder(model) is not None:
         raise ValueError(
             f"model: {model} holds adapters of another model, which `trl grpo` does not merge; in Python, "
             f"save_policy(*load_policy({model!r}), FOLDER) writes the merged model, whose folder can be given"
         )
-    found = find_model(source)
+    found = find_model(model)
     return found.absolute() if isinstance(found, Path) else found
 
 
