@@ -15,7 +15,7 @@ from grpo_edu.config import GRPOConfig
 from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.own import load_user_problems, question_key
-from grpo_edu.problems.templates import get_scorer, reward_columns
+from grpo_edu.problems.templates import reward_columns, scorer_of_level
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
@@ -140,7 +140,7 @@ def test_an_answer_that_is_no_number_is_compared_as_a_text(tmp_path, answer):
         accuracy_reward, prompts=[problem.prompt] * len(right + wrong), completions=right + wrong, **columns
     )
     assert rewards[:, 0].tolist() == [1.0] * len(right) + [0.0] * len(wrong)
-    scorer = get_scorer(problem)
+    scorer = scorer_of_level(problem.level)
     scores = [scorer.score(text, problem.prompt, problem.level, problem.answer) for text in right + wrong]
     assert scores == rewards[:, 0].tolist()
 
@@ -226,7 +226,7 @@ BAD_REWARDS = {
     "raises": (TOP + "return [1 / (c != kwargs['completions2']) for c in completions]", "mine", ("mine", "KeyError")),
     "returns None": (TOP + "return None", "mine", ("mine", "NoneType")),
     "returns one number": (TOP + "return 1.0", "mine", ("mine", "float")),
-    "returns too few": (TOP + "return [1.0]", "mine", ("mine", "1 rewards", "128 completions")),
+    "returns too few": (TOP + "return [1.0]", "mine", ("mine", "1 rewards", "2 completions")),
     "returns texts": (TOP + "return ['1'] * len(completions)", "mine", ("mine", "'1'", "completion 0")),
     "returns NaN": (TOP + "return [float('nan')] * len(completions)", "mine", ("mine", "nan", "completion 0")),
     "returns infinity": (TOP + "return [float('inf')] * len(completions)", "mine", ("mine", "inf", "completion 0")),
@@ -679,12 +679,13 @@ def test_problems_without_an_answer_are_scored_by_the_reward_of_their_own_run(tm
     first, second = (config.load_data() for config in runs)
     other = write(tmp_path / "other.jsonl", [{"question": f"Write {n}.", "wanted": "x"} for n in range(10)])
     RunConfig(data=(str(other),), reward_funcs=(f"{module}:never",)).load_data()
-    assert len(first.problems) == 8 and "scorer" not in first.problems[0].row()
+    assert len(first.problems) == 8
     problem = first.heldout[0]
     texts = [f"it is {problem.columns['wanted']}", "nothing"]
     for data, paid in ((first, [1.0, 0.0]), (second, [0.0, 0.0])):
         columns = reward_columns([data.heldout[0]] * 2)
         found = compute_rewards(data.reward_funcs, prompts=[problem.prompt] * 2, completions=texts, **columns)
-        assert found[:, 0].tolist() == found[:, 1].tolist() == paid
+        assert found[:, 0].isnan().all() and found[:, 1].tolist() == paid, "accuracy does not apply"
     model, tokenizer = load_policy("tiny")
-    assert len(evaluate(model, tokenizer, first.heldout, max_completion_length=4).correct) == 2
+    options = {"reward_funcs": second.reward_funcs, "max_completion_length": 4}
+    assert evaluate(model, tokenizer, first.heldout, **options).rewards == [0.0, 0.0]

@@ -109,10 +109,9 @@ def test_the_numbers_are_those_of_the_evaluations(run):
     assert result.before.levels == result.after.levels == levels
     assert result.before.prompts == [p.prompt for level in levels[::2] for p in load_problems(level, "heldout", 2)]
     again = run_evaluation(result.output, n=6, seed=5, max_completion_length=24, progress=False)
-    assert again == result.after
-    assert result.greedy_after == run_evaluation(
-        result.output / "model", n=6, temperature=0, max_completion_length=24, progress=False
-    )
+    assert replace(again, rewards=result.after.rewards) == result.after, "a function of Python cannot be loaded again"
+    greedy = run_evaluation(result.output / "model", n=6, temperature=0, max_completion_length=24, progress=False)
+    assert replace(greedy, rewards=[]) == result.greedy_after
     before, after = [False] * 8 + [True], [True] * 8 + [True]
     small = replace(
         result,
@@ -151,7 +150,7 @@ def test_ctrl_c_keeps_the_last_full_step(run, tmp_path):
 
     def interrupting(completions, completion_ids, **kwargs):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 4:  # the first one is the evaluation before
             signal.raise_signal(signal.SIGINT)
         return brevity(completions, completion_ids)
 
@@ -237,7 +236,7 @@ def test_a_reward_that_fails_in_the_middle_loses_nothing(run, tmp_path, returned
 
     def failing(completions, completion_ids, **kwargs):
         calls.append(1)
-        return brevity(completions, completion_ids) if len(calls) < 3 else returned()
+        return brevity(completions, completion_ids) if len(calls) < 4 else returned()
 
     with pytest.raises(kind, match=message) as caught:
         run(rewards=failing)

@@ -22,10 +22,10 @@ from grpo_edu.continual.stages import (
 from grpo_edu.runs.effects import RUN_NEEDS, OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.profiles import Profile, load_profile
-from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, sweep_text
+from grpo_edu.studies.sweep import DEFAULT_SPACE, MEASURES, SWEPT, SweepPlan, sweep_text
 
 _SETTINGS = ("model", "data", "data_path", "dtype", "num_heldout", "reward_funcs", "max_steps")
-_PLAN = ("trials", "seeds", "judge_seeds", "num_validation")
+_PLAN = ("trials", "seeds", "judge_seeds", "num_validation", "measure")
 _PLACES = ("output", "overwrite")
 # A new folder in runs/ replaces nothing.
 _FOLDER_NEED = OptionRequirement("overwrite", lambda run: "output" in run, "`output`")
@@ -57,6 +57,7 @@ def add_sweep_options(command: ArgumentParser) -> None:
         metavar="N",
         dest="num_validation",
     )
+    add("--measure", choices=MEASURES, help="what settings are chosen by: accuracy (default), or the mean reward")
     add_folder_options(command, "sweep")
 
 
