@@ -121,6 +121,15 @@ def test_the_numbers_are_those_of_the_evaluations(run):
     assert small.p_value == binomtest(8, 8).pvalue == 2 / 2**8
     assert "| sampled, temperature 1 | 11.1% [2.0, 43.5] | 100.0% [70.1, 100.0] |" in summary(small)
     assert "p = 0.0078" in summary(small)
+    paid = replace(
+        small, before=replace(small.before, rewards=[0.25] * 9), after=replace(small.after, rewards=[0.75] * 9)
+    )
+    assert "| sampled, temperature 1 | 0.250 [0.250, 0.250] | 0.750 [0.750, 0.750] |" in summary(paid)
+    assert "p = 0.0078; reward +0.500 [+0.500, +0.500]." in summary(paid)
+    assert paid.to_dict()["reward_change"] == {"difference": 0.5, "low": 0.5, "high": 0.5}
+    assert paid.to_dict()["accuracy_after"]["reward"] == {"value": 0.75, "low": 0.75, "high": 0.75}
+    old = replace(paid, before=replace(paid.before, rewards=[]))  # a state of 0.3.0
+    assert "| sampled, temperature 1 | - | 0.750 [0.750, 0.750] |" in summary(old)
 
 
 def test_the_same_seed_gives_the_same_run(run, tmp_path):
