@@ -169,7 +169,8 @@ class Evaluation:
     def counts(self) -> dict[str, Any]:
         """Return the numbers in total: counts, accuracy and interval, and the mean reward if there is one."""
         found = {"k": self.k, "n": self.n, "accuracy": self.accuracy, "low": self.low, "high": self.high}
-        return found if self.reward is None else {**found, "reward": asdict(self.reward)}
+        reward = self.reward
+        return {**found, "reward": asdict(reward)} if reward else found
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,8 @@ def accuracy_text(evaluation: Evaluation | None) -> str:
 
 def reward_text(evaluation: Evaluation | None) -> str:
     """Return the mean reward with its 95% bootstrap interval; a hyphen if there is none."""
-    return "-" if evaluation is None or evaluation.reward is None else f"{evaluation.reward:.3f}"
+    reward = evaluation and evaluation.reward
+    return f"{reward:.3f}" if reward else "-"
 
 
 def evaluation_tables(result: RunResult, *, levels: bool = False) -> dict[str, list[tuple[str, str, str]]]:
