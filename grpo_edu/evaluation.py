@@ -9,7 +9,7 @@ empty or out of range.
 import functools
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +17,10 @@ import numpy as np
 
 from grpo_edu.config import check_numbers
 from grpo_edu.problems.equations import check_equations
-from grpo_edu.problems.templates import Problem, as_problems, get_scorer, prompt_options
+from grpo_edu.problems.templates import UNANSWERED, Problem, as_problems, prompt_options, scorer_of_level
 from grpo_edu.progress import ProgressBars
 from grpo_edu.prompts import answers_equal, extract_answer, normalize_answer, render_prompt
-from grpo_edu.rewards import RewardFunction, combine_rewards, score_completions
+from grpo_edu.rewards import OF_TRL, REWARDS, RewardFunction, combine_rewards, score_completions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -32,12 +32,13 @@ if TYPE_CHECKING:
 class Estimate:
     """A number and its 95% interval, both as shares.
 
-    It prints as an accuracy, in percent; with the format `+` it prints as a change, in points with their sign.
+    It prints as an accuracy, in percent; with the format `+` it prints as a change, in points with their sign. A format
+    of numbers, such as `.3f`, holds for all three.
 
     >>> print(Estimate(0.25, 0.2, 0.31))
     25% [20%, 31%]
-    >>> print(f"{Estimate(0.25, 0.2, 0.31):+}")
-    +25 points [+20, +31]
+    >>> print(f"{Estimate(0.25, 0.2, 0.31):+}; {Estimate(0.25, 0.2, 0.31):+.3f}")
+    +25 points [+20, +31]; +0.250 [+0.200, +0.310]
     """
 
     value: float
@@ -48,10 +49,11 @@ class Estimate:
         return format(self)
 
     def __format__(self, spec: str) -> str:
-        value, low, high = (100 * share for share in (self.value, self.low, self.high))
         if spec == "+":
+            value, low, high = (100 * share for share in (self.value, self.low, self.high))
             return f"{value:+.0f} points [{low:+.0f}, {high:+.0f}]"
-        return format(f"{value:.0f}% [{low:.0f}%, {high:.0f}%]", spec)
+        spec = spec or ".0%"
+        return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate:
@@ -81,7 +83,7 @@ class Evaluation:
     answers: the extracted answers, None for a completion without an answer.
     correct: whether the answer is correct; for reasoning-gym and instructions, whether their scorer returns 1.
     num_tokens: the number of tokens of each completion, including EOS; empty if they were not counted.
-    rewards: what the reward functions pay for each completion; empty if none were given.
+    rewards: what the reward functions pay for each completion, NaN if none applies; empty if none were given.
 
     It prints as one line.
     """
@@ -96,7 +98,7 @@ class Evaluation:
 
     def __repr__(self) -> str:
         line = f"{self.k} of {self.n} solved: {100 * self.accuracy:.1f}% [{100 * self.low:.1f}, {100 * self.high:.1f}]"
-        return f"{line}, mean reward {self.mean_reward:.3f}" if self.rewards else line
+        return f"{line}, mean reward {self.reward:.3f}" if self.has_partial_credit and self.reward else line
 
     def __post_init__(self) -> None:
         lengths = {
@@ -123,9 +125,15 @@ class Evaluation:
         return self.k / self.n
 
     @property
-    def mean_reward(self) -> float:
-        """The mean of the rewards, without those of completions to which no function applies (NaN)."""
-        return float(np.nanmean(self.rewards)) if self.rewards else math.nan
+    def reward(self) -> Estimate | None:
+        """The mean reward with its 95% bootstrap interval, without NaN; None if there is no reward."""
+        paid = [reward for reward in self.rewards if not math.isnan(reward)]
+        return Estimate(*astuple(paired_bootstrap([0.0] * len(paid), paid))) if paid else None
+
+    @property
+    def has_partial_credit(self) -> bool:
+        """Whether the rewards say more than which problems are solved."""
+        return bool(self.rewards) and self.rewards != [float(correct) for correct in self.correct]
 
     @property
     def low(self) -> float:
@@ -156,11 +164,14 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Counts, accuracy and interval, in total and per level, as plain values for JSON."""
-        levels = {level: part._summary() for level, part in self.per_level().items()}
-        return {**self._summary(), "per_level": levels}
+        levels = {level: part.counts() for level, part in self.per_level().items()}
+        return {**self.counts(), "per_level": levels}
 
-    def _summary(self) -> dict[str, float]:
-        return {"k": self.k, "n": self.n, "accuracy": self.accuracy, "low": self.low, "high": self.high}
+    def counts(self) -> dict[str, Any]:
+        """Return the numbers in total: counts, accuracy and interval, and the mean reward if there is one."""
+        found = {"k": self.k, "n": self.n, "accuracy": self.accuracy, "low": self.low, "high": self.high}
+        reward = self.reward
+        return {**found, "reward": asdict(reward)} if reward else found
 
 
 @dataclass(frozen=True)
@@ -169,7 +180,7 @@ class Comparison:
 
     reward: the change of the mean reward with its interval, if both evaluations have rewards.
 
-    It prints as one line.
+    It prints as one line, without the reward if that changes as the accuracy does.
     """
 
     before: float
@@ -185,9 +196,9 @@ class Comparison:
         before, after, *change = (100 * share for share in shares)
         line = "{:.1f}% to {:.1f}%: {:+.1f} points [{:+.1f}, {:+.1f}]".format(before, after, *change)
         line += f", p = {self.p_value:.2g}"
-        if self.reward is None:
+        if self.reward in (None, PairedDifference(self.difference, self.low, self.high)):
             return line
-        return f"{line}; reward {self.reward.difference:+.3f} [{self.reward.low:+.3f}, {self.reward.high:+.3f}]"
+        return f"{line}; reward {self.reward:+.3f}"
 
 
 def compare(before: Evaluation, after: Evaluation, *, seed: int = 0) -> Comparison:
@@ -213,6 +224,7 @@ def evaluate(
     problems: Sequence[Problem | Mapping[str, Any]],
     *,
     reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+    reward_weights: Sequence[float] | None = None,
     temperature: float = 1.0,
     max_completion_length: int = 96,
     batch_size: int = 64,
@@ -230,8 +242,10 @@ def evaluate(
     Args:
         model, tokenizer: from `load_policy`. The model's mode (train or eval) is restored afterwards.
         problems: at least one, or dictionaries as for `train`. A problem without a valid answer raises ValueError,
-            because it must not count as wrong; with `reward_funcs` it counts as solved if they pay at least 1.
-        reward_funcs: one or more functions, which are called once with all completions; their sum is the reward.
+            because it must not count as wrong; with `reward_funcs` it counts as solved if the first of them that is not
+            the package's pays at least 1.
+        reward_funcs: one or more functions, which are called once for each batch.
+        reward_weights: the weight of each function in the reward; 1 each if None.
         temperature: 1.0 samples from the policy as GRPO does; 0 is greedy.
         max_completion_length: the largest number of tokens in a completion.
         batch_size: number of problems per batch, at least 1.
@@ -246,6 +260,7 @@ def evaluate(
         tokenizer,
         problems,
         reward_funcs=reward_funcs,
+        reward_weights=reward_weights,
         temperature=temperature,
         max_completion_length=max_completion_length,
         batch_size=batch_size,
@@ -278,6 +293,7 @@ def evaluate_in_batches(
     problems: Sequence[Problem | Mapping[str, Any]],
     *,
     reward_funcs: RewardFunction | Sequence[RewardFunction] | None = None,
+    reward_weights: Sequence[float] | None = None,
     temperature: float = 1.0,
     max_completion_length: int = 96,
     batch_size: int = 64,
@@ -305,9 +321,10 @@ def evaluate_in_batches(
     order = sorted(range(len(problems)), key=lambda row: lengths[row])
     generator = torch.Generator().manual_seed(seed)
     completions, num_tokens = [""] * len(problems), [0] * len(problems)
-    completion_ids: list[list[int]] = [[] for _ in problems]
+    paid: list[list[float]] = [[] for _ in problems]
     for start in range(0, len(order), batch_size):
         rows = order[start : start + batch_size]
+        playing = None if environments is None else [environments[row] for row in rows]
         rollout = generate(
             model,
             tokenizer,
@@ -315,7 +332,7 @@ def evaluate_in_batches(
             num_generations=1,
             max_completion_length=max_completion_length,
             temperature=temperature,
-            environments=None if environments is None else [environments[row] for row in rows],
+            environments=playing,
             max_turns=max_turns,
             generator=generator,
             pack_weights=pack_weights,
@@ -323,41 +340,42 @@ def evaluate_in_batches(
         counts = rollout.completion_mask.sum(dim=1).tolist()
         for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
             completions[row], num_tokens[row] = rollout.completions[place], count
-            if reward_funcs is not None:
-                completion_ids[row] = rollout.completion_ids[place, : int(count)].tolist()
+        if reward_funcs is not None:
+            asked = [problems[row] for row in rows]
+            ids = [ids[: int(count)].tolist() for ids, count in zip(rollout.completion_ids, counts, strict=True)]
+            rewards = score_completions(reward_funcs, asked, rollout.completions, ids, playing, **OF_TRL)
+            for row, values in zip(rows, rewards.tolist(), strict=True):
+                paid[row] = values
         yield Evaluating(start + len(rows), len(problems))
-    rewards: list[float] = []
-    if reward_funcs is not None:
-        paid = score_completions(reward_funcs, problems, completions, completion_ids, environments)
-        rewards = combine_rewards(paid).tolist()
     scored = [_answer_and_score(problem, text) for problem, text in zip(problems, completions, strict=True)]
-    correct = [
-        rewards[row] >= 1.0 if rewards and not _has_answer(problem) else scored[row][1]
-        for row, problem in enumerate(problems)
-    ]
+    decisive = _find_decisive(reward_funcs)
+    scores = [paid[row][decisive] if score is None else score for row, (_, score) in enumerate(scored)]
     return Evaluation(
         prompts=[problem.prompt for problem in problems],
         levels=[problem.level for problem in problems],
         completions=completions,
         answers=[answer for answer, _ in scored],
-        correct=correct,
+        correct=[score >= 1 for score in scores],
         num_tokens=num_tokens,
-        rewards=rewards,
+        rewards=[] if reward_funcs is None else combine_rewards(torch.tensor(paid), reward_weights).tolist(),
     )
 
 
-def _answer_and_score(problem: Problem, completion: str) -> tuple[str | None, bool]:
-    """Return the answer of a completion, and whether it is correct."""
-    scorer = get_scorer(problem)
+def _find_decisive(reward_funcs: RewardFunction | Sequence[RewardFunction] | None) -> int:
+    """Return which function decides on problems without an answer: the first that is not the package's, if any."""
+    functions = [reward_funcs] if callable(reward_funcs) else reward_funcs or ()
+    return next((place for place, function in enumerate(functions) if function not in REWARDS.values()), 0)
+
+
+def _answer_and_score(problem: Problem, completion: str) -> tuple[str | None, float | None]:
+    """Return the answer of a completion, and its score; None if only a reward function can score it."""
+    scorer = scorer_of_level(problem.level)
     if scorer is not None:
-        return scorer.answer(completion), scorer.score(completion, problem.prompt, problem.level, problem.answer) >= 1.0
+        return scorer.answer(completion), scorer.score(completion, problem.prompt, problem.level, problem.answer)
     answer = extract_answer(completion)
-    return answer, answer is not None and answers_equal(answer, problem.answer)
-
-
-def _has_answer(problem: Problem) -> bool:
-    """Whether the answers to a problem can be scored without a reward function."""
-    return get_scorer(problem) is not None or normalize_answer(problem.answer) is not None
+    if normalize_answer(problem.answer) is None:
+        return answer, None
+    return answer, float(answer is not None and answers_equal(answer, problem.answer))
 
 
 def _check_problems(problems: Sequence[Problem], batch_size: int, seed: int, *, with_rewards: bool) -> None:
@@ -365,7 +383,8 @@ def _check_problems(problems: Sequence[Problem], batch_size: int, seed: int, *, 
         raise ValueError("problems is empty; pass at least one, for example load_problems('basic', 'heldout')")
     check_numbers(batch_size=batch_size, seed=seed)
     for row, problem in enumerate(problems):
-        if not with_rewards and not _has_answer(problem):
+        has_answer = scorer_of_level(problem.level) is not None or normalize_answer(problem.answer) is not None
+        if not with_rewards and (not has_answer or problem.level.startswith(UNANSWERED)):
             raise ValueError(
                 f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data, or pass `reward_funcs`"
             )
@@ -385,11 +404,17 @@ class McNemar:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The mean of after − before over pairs (as a fraction: 0.25 is 25 percentage points), and its interval."""
+    """The mean of after − before over pairs (as a fraction: 0.25 is 25 percentage points), and its interval.
+
+    A format shows it as it shows an `Estimate`.
+    """
 
     difference: float
     low: float
     high: float
+
+    def __format__(self, spec: str) -> str:
+        return format(Estimate(*astuple(self)), spec)
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:

@@ -27,6 +27,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from numbers import Real
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.problems.equations import check_equations
@@ -41,6 +42,12 @@ RewardFunction = Callable[..., Sequence[float | None] | Awaitable[Sequence[float
 
 # What Ctrl-C, a scheduler and a closed terminal send.
 INTERRUPTING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+# What only TRL's trainer gives to a reward function. An evaluation gives it too, as in the first step.
+OF_TRL: dict[str, Any] = {
+    "trainer_state": SimpleNamespace(global_step=0, max_steps=100),
+    "log_extra": lambda *ignored, **options: None,
+    "log_metric": lambda *ignored, **options: None,
+}
 REWARD_SECONDS = 300.0  # the longest that a reward function may take for one batch; one that waits is an `async def`
 
 
@@ -61,10 +68,9 @@ def accuracy_reward(
     answer: list,
     prompts: list | None = None,
     level: list | None = None,
-    scorer: list | None = None,
     **kwargs: Any,
 ) -> list[float | None]:
-    """1.0 if the answer of a completion equals the ground truth, else 0.0; None if the ground truth is None.
+    """1.0 if the answer of a completion equals the ground truth, else 0.0; None if there is no ground truth.
 
     A completion without an answer gets 0.0. A *ground truth* without an answer is an error in the data and raises
     ValueError; if it counted as equal to a missing answer, such completions would get 1.0.
@@ -76,7 +82,6 @@ def accuracy_reward(
         completions: B completions, strings or chats.
         answer: B ground truths: strings, numbers, or reference solutions that end in `#### x`.
         prompts, level: B prompts and levels; needed for these two only.
-        scorer: B scorers of single problems, None for a problem without one.
 
     Raises ValueError for a ground truth that is not an answer, or for lists of different lengths.
 
@@ -86,9 +91,7 @@ def accuracy_reward(
     check_column("answer", answer, len(completions))
     rewards: list[float | None] = []
     for row, (completion, truth) in enumerate(zip(completions, answer, strict=True)):
-        chosen = scorer[row] if scorer is not None else None
-        if chosen is None and level is not None:
-            chosen = scorer_of_level(level[row] or "")
+        chosen = None if level is None else scorer_of_level(level[row] or "")
         if chosen is not None and level is not None and prompts is not None:
             rewards.append(chosen.score(completion, prompts[row], level[row], truth))
         else:
@@ -226,19 +229,22 @@ def score_completions(
     completions: Sequence[Completion],
     completion_ids: Sequence[Sequence[int]],
     environments: Sequence[Any] | None = None,
+    **extra: Any,
 ) -> torch.Tensor:
     """Return the rewards (B, K) of `compute_rewards` for a completion of each of B problems.
 
     completion_ids: the tokens of each completion. environments: of conversations, one for each; None: no conversations.
+    extra: further keyword arguments for the functions.
     """
-    extra = {} if environments is None else {"environments": tuple(environments)}
+    if environments is not None:
+        extra["environments"] = tuple(environments)  # as in TRL; a tuple, because a list would be copied
     return compute_rewards(
         reward_funcs,
         prompts=[problem.prompt for problem in problems],
         completions=completions,
         completion_ids=completion_ids,
         **reward_columns(problems),
-        **extra,  # as in TRL; a tuple, because a list would be copied for each function
+        **extra,
     )
 
 

@@ -160,6 +160,7 @@ def test_a_task_of_ones_own_and_its_prompt_go_into_the_folder(tmp_path, monkeypa
     assert "Answer yes or no." in (folder / "tokenizer" / "tokenizer_config.json").read_text()
     script_text = (folder / "job.sbatch").read_text()
     assert "before.json" not in script_text and f"--data {folder}/task/mine.jsonl" in script_text
+    assert f"--rewards accuracy,{folder}/task/mine.py:brief --reward-weights 1,0.5" in script_text
 
 
 def test_a_model_of_adapters_is_refused(tmp_path):

@@ -4,7 +4,7 @@ import io
 import json
 import math
 import sys
-from dataclasses import FrozenInstanceError, asdict
+from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ from grpo_edu.evaluation import Comparison, Evaluation, compare, evaluate, paire
 from grpo_edu.problems.gym import gym_problems
 from grpo_edu.problems.templates import Problem, make_problems
 from grpo_edu.prompts import render_prompt
+from grpo_edu.rewards import accuracy_reward, format_reward
 from grpo_edu.studies.fluency import fluency
 
 
@@ -162,7 +163,8 @@ def test_what_evaluate_does_when_nothing_is_said(monkeypatch, policy):
 
 
 @pytest.mark.slow
-def test_a_list_of_dictionaries_is_evaluated_with_a_reward_function_that_is_called_once(policy):
+@pytest.mark.filterwarnings("ignore:.*None for 1")
+def test_a_list_of_dictionaries_is_evaluated_with_a_reward_function_that_is_called_for_each_batch(policy):
     rows = [{"prompt": f"{number}?", "answer": f"about {number} or so", "weight": number / 4} for number in range(4)]
     calls = []
 
@@ -172,9 +174,13 @@ def test_a_list_of_dictionaries_is_evaluated_with_a_reward_function_that_is_call
 
     shift = 0.25
     before = evaluate(*policy, rows, reward_funcs=partial_credit, max_completion_length=4, batch_size=3)
-    assert calls == [([row["prompt"] for row in rows], [row["answer"] for row in rows], before.num_tokens)]
+    batches = [rows[:3], rows[3:]]
+    assert [call[0] for call in calls] == [[row["prompt"] for row in batch] for batch in batches]
+    assert [call[1] for call in calls] == [[row["answer"] for row in batch] for batch in batches]
+    assert calls[0][2] + calls[1][2] == before.num_tokens
     assert before.rewards[1:] == [0.5, 0.75, 1.0] and before.correct == [False, False, False, True]
-    assert str(before) == repr(before) == "1 of 4 solved: 25.0% [4.6, 69.9], mean reward 0.750"
+    assert before.reward.value == 0.75 and before.reward.low == 0.5 and before.reward.high == 1.0
+    assert str(before) == repr(before) == "1 of 4 solved: 25.0% [4.6, 69.9], mean reward 0.750 [0.500, 1.000]"
     shift = 0.5
     after = evaluate(*policy, rows, reward_funcs=[partial_credit], max_completion_length=4)
     comparison = compare(before, after)
@@ -184,6 +190,44 @@ def test_a_list_of_dictionaries_is_evaluated_with_a_reward_function_that_is_call
         evaluate(*policy, rows)
     with pytest.raises(ValueError, match=r"problems\[0\] must be a grpo_edu.Problem, or a dictionary with a text"):
         evaluate(*policy, [{"prompt": "1 + 1?", "anwser": "2"}])
+
+
+def test_rewards_that_equal_the_accuracy_are_not_printed_twice():
+    before, after = evaluation([False, False, True, False]), evaluation([True, False, True, True])
+    same = [replace(one, rewards=[float(correct) for correct in one.correct]) for one in (before, after)]
+    assert [one.has_partial_credit for one in (before, same[0])] == [False, False]
+    assert str(same[1]) == str(after) and str(compare(*same)) == str(compare(before, after))
+    assert compare(*same).reward.difference == 0.5 and same[1].counts()["reward"]["value"] == 0.75
+    half = replace(after, rewards=[1.0, 0.5, 1.0, 1.0])  # 1, 0.5, 0 and 1 more than before
+    assert half.has_partial_credit and "mean reward 0.875 [" in str(half)
+    change = compare(same[0], half).reward
+    assert (change.difference, change.low, change.high) == (0.625, 0.25, 1.0)
+    assert str(compare(same[0], half)).endswith("; reward +0.625 [+0.250, +1.000]")
+    assert set(half.per_level()["basic"].counts()) == {"k", "n", "accuracy", "low", "high", "reward"}
+
+
+def test_the_weights_of_rewards_count_and_the_first_of_your_own_decides_without_an_answer(monkeypatch, policy):
+    """0.8 x own + 0.5 x format: 0.8 + 0 and 0.4 + 0.5, of which the second is not solved although it is above 0.8."""
+    problems = [Problem("one?", "", "own:say", columns={"wanted": "1"}), Problem("two?", "", "own:say")]
+    scripted(monkeypatch, {"one": "it is 1", "two": "#### 2"})
+    rollout = grpo_edu.rollout.generate
+    monkeypatch.setattr(grpo_edu.rollout, "generate", lambda *a, **o: with_ids(rollout(*a, **o)))
+
+    def says(completions, wanted, trainer_state, **kwargs):
+        assert trainer_state.global_step == 0, "what only TRL's trainer gives in training"
+        return [1.0 if w and w in c else 0.5 for c, w in zip(completions, wanted, strict=True)]
+
+    rewards = [format_reward, accuracy_reward, says]
+    found = evaluate(*policy, problems, reward_funcs=rewards, reward_weights=[0.5, 3.0, 0.8])
+    assert found.rewards == pytest.approx([0.8, 0.9]) and found.correct == [True, False]
+    assert found.answers == ["it is 1", "#### 2"], "the whole text"
+    with pytest.raises(ValueError, match=r"problems\[0\] has no valid answer"):
+        evaluate(*policy, problems)
+
+
+def with_ids(rollout):
+    rollout.completion_ids = torch.ones(len(rollout.completions), 3, dtype=torch.long)
+    return rollout
 
 
 def test_a_task_of_reasoning_gym_is_judged_by_its_own_scorer(monkeypatch, policy, reasoning_gym):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from grpo_edu.evaluation import evaluate
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.own import load_user_problems, question_key
-from grpo_edu.problems.templates import get_scorer, reward_columns
+from grpo_edu.problems.templates import Problem, reward_columns, scorer_of_level
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rewards import accuracy_reward, compute_rewards
 from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
@@ -28,6 +29,7 @@ from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.run import open_policy, run_evaluation
 from grpo_edu.runs.user_rewards import load_reward
 from grpo_edu.scale.trl_backend import train_with_trl
+from grpo_edu.studies.exploits import attempts
 
 SUMS = [{"question": f"What is {n} + {n}?", "answer": str(2 * n), "unit": "cm"} for n in range(20)]
 SECRET = "KEY = 'sk-secret'\n\n\n"
@@ -140,7 +142,7 @@ def test_an_answer_that_is_no_number_is_compared_as_a_text(tmp_path, answer):
         accuracy_reward, prompts=[problem.prompt] * len(right + wrong), completions=right + wrong, **columns
     )
     assert rewards[:, 0].tolist() == [1.0] * len(right) + [0.0] * len(wrong)
-    scorer = get_scorer(problem)
+    scorer = scorer_of_level(problem.level)
     scores = [scorer.score(text, problem.prompt, problem.level, problem.answer) for text in right + wrong]
     assert scores == rewards[:, 0].tolist()
 
@@ -226,7 +228,7 @@ BAD_REWARDS = {
     "raises": (TOP + "return [1 / (c != kwargs['completions2']) for c in completions]", "mine", ("mine", "KeyError")),
     "returns None": (TOP + "return None", "mine", ("mine", "NoneType")),
     "returns one number": (TOP + "return 1.0", "mine", ("mine", "float")),
-    "returns too few": (TOP + "return [1.0]", "mine", ("mine", "1 rewards", "128 completions")),
+    "returns too few": (TOP + "return [1.0]", "mine", ("mine", "1 rewards", "2 completions")),
     "returns texts": (TOP + "return ['1'] * len(completions)", "mine", ("mine", "'1'", "completion 0")),
     "returns NaN": (TOP + "return [float('nan')] * len(completions)", "mine", ("mine", "nan", "completion 0")),
     "returns infinity": (TOP + "return [float('inf')] * len(completions)", "mine", ("mine", "inf", "completion 0")),
@@ -564,9 +566,10 @@ CHECKED = {
         "as much as right answers: none.",
         "your text 'it is so'",
     ),
-    "r.py:overlong": ("write nothing                   0.00",),
+    "r.py:overlong": ("write nothing                   0.00", "write without end               -1.00"),
     "r.py:later_stricter": ("write nothing                   1.00",),
     "r.py:part": ("give one part of the answer     1.00",),
+    "r.py:last_part": ("one part of the answer     0.00", "as much as right answers: give another part of the answer."),
     "r.py:by_program": ("right, with its working         1.00", "as much as right answers: none."),
     "r.py:any_answer": ("another problem's answer        1.00", "hedge", "list every answer"),
     "r.py:always": ("0.50 to every", "nothing to learn"),
@@ -577,7 +580,7 @@ CHECKED = {
 @pytest.mark.parametrize("reward", CHECKED)
 def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, reward):
     monkeypatch.chdir(tmp_path)
-    rows = [{**row, "answer": f"-{n}, {row['answer']}"} if reward == "r.py:part" else row for n, row in enumerate(SUMS)]
+    rows = [{**row, "answer": f"-{n}, {row['answer']}"} if "part" in reward else row for n, row in enumerate(SUMS)]
     if reward == "r.py:by_program":
         rows = [{**row, "solution": f"print({row['answer']})"} for row in SUMS]
     write(tmp_path / "sums.jsonl", rows)
@@ -586,15 +589,26 @@ def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, re
     stricter += "    return [float(len(c) < 200 - trainer_state.global_step) for c in completions]\n"
     part = "def part(completions, answer, **kwargs):\n"
     part += "    return [float(c[5:] != '' and c[5:] in a) for c, a in zip(completions, answer)]\n"
+    last_part = "def last_part(completions, answer, **kwargs):\n"
+    last_part += "    return [float(c[5:] in (a, a.split(', ')[-1])) for c, a in zip(completions, answer)]\n"
     by_program = "def by_program(completions, answer, **kwargs):\n"
     by_program += "    return [float(c == f'print({a})') for c, a in zip(completions, answer)]\n"
     any_answer = "def any_answer(completions, **kwargs):\n    return [float('####' in c) for c in completions]\n"
     always = "def always(completions, unit, **kwargs):\n    return [0.5] * len(completions)\n"
     worked = "def worked(completions, **kwargs):\n    return [float(c.count('=') > 1) for c in completions]\n"
-    write(tmp_path / "r.py", any_answer + always + worked + overlong + stricter + part + by_program)
+    write(tmp_path / "r.py", any_answer + always + worked + overlong + stricter + part + last_part + by_program)
     assert main(["reward-check", reward, "--data", "sums.jsonl", "--try", "it is so"]) == 0
     text = capsys.readouterr().out
     assert all(words in text for words in CHECKED[reward]), text
+
+
+@pytest.mark.parametrize("answer", ["-3, 3", "x = -3 or x = 3", "-3; 0; 3", "-3|3"])
+def test_each_alternative_of_an_answer_is_tried_alone(answer):
+    first, last = ("x = -3", "x = 3") if "x" in answer else ("-3", "3")
+    found = attempts(Problem("?", answer), Problem("?", "5, 7"))
+    assert found["give one part of the answer"] == f"#### {first}"
+    assert found["give another part of the answer"] == f"#### {last}"
+    assert not any("part of" in name for name in attempts(Problem("?", "orange"), Problem("?", "5")))
 
 
 @pytest.mark.filterwarnings("ignore:.*None for all")
@@ -642,6 +656,38 @@ def test_a_run_on_your_own_file_with_your_own_reward(policy_dir, tmp_path, monke
     assert json.loads(capsys.readouterr().out)["n"] == 4
 
 
+def test_the_mean_reward_of_a_run_is_that_of_its_folder_and_each_batch_is_paid_in_one_call(
+    policy_dir, tmp_path, monkeypatch, capsys
+):
+    """Half of what a row is worth is paid, whatever the answer, so the mean is known."""
+    rows = [{"question": f"Say {n}.", "worth": n} for n in range(10)]
+    text = "def half(completions, worth, **kwargs):\n    calls.append(len(completions))\n"
+    write(tmp_path / "r.py", "calls = []\n" + text + "    return [w / 2 for w in worth]\n")
+    data, reward = str(write(tmp_path / "say.jsonl", rows)), f"{tmp_path / 'r.py'}:half"
+    heldout = [problem.columns["worth"] for problem in load_user_problems(data, "heldout")]
+    mean = 3 * sum(heldout) / len(heldout) / 2
+    own = ["--data", data, "--rewards", reward, "--reward-weights", "3", "--no-greedy"]
+    train = ["train", "--model", str(policy_dir), "--output", str(tmp_path / "run"), *own, *SMALL, "--json"]
+    assert main(train) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["accuracy_before"]["reward"]["value"] == result["accuracy_after"]["reward"]["value"] == mean
+    assert result["reward_change"] == {"difference": 0.0, "low": 0.0, "high": 0.0}
+    assert result["accuracy_before"]["k"] == sum(worth / 2 >= 1 for worth in heldout), "the weight does not count"
+    card = model_card(read_run_config(tmp_path / "run"), result, load_policy(tmp_path / "run" / "model")[1], "mine")
+    assert f"| mean reward, sampled, temperature 1 | {mean:.3f} [" in card
+    assert main(["evaluate", "--model", str(tmp_path / "run"), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {name: found[name] for name in ("k", "n", "reward")} == {
+        name: result["accuracy_after"][name] for name in ("k", "n", "reward")
+    }
+    assert main(["evaluate", "--model", str(tmp_path / "run"), "--data", "basic", "--n", "2"]) == 0
+    assert "reward" not in capsys.readouterr().out, "other problems, so the usual accuracy"
+    calls = sys.modules["grpo_edu_reward_r"].calls
+    assert calls == [2], "that of the last load: one call for both problems"
+    assert main(["evaluate", "--model", str(policy_dir), "--data", data]) == 2
+    assert "has no column for the answer" in capsys.readouterr().err
+
+
 def test_a_resumed_run_refuses_an_edited_reward_unless_the_run_failed_on_it(policy_dir, tmp_path, capsys):
     data, run = write(tmp_path / "sums.jsonl", SUMS), str(tmp_path / "run")
     write(tmp_path / "helper.py", "def length(text):\n    return float(len(text) % 3)\n")
@@ -679,15 +725,16 @@ def test_problems_without_an_answer_are_scored_by_the_reward_of_their_own_run(tm
     first, second = (config.load_data() for config in runs)
     other = write(tmp_path / "other.jsonl", [{"question": f"Write {n}.", "wanted": "x"} for n in range(10)])
     RunConfig(data=(str(other),), reward_funcs=(f"{module}:never",)).load_data()
-    assert len(first.problems) == 8 and "scorer" not in first.problems[0].row()
+    assert len(first.problems) == 8
     problem = first.heldout[0]
     texts = [f"it is {problem.columns['wanted']}", "nothing"]
     for data, paid in ((first, [1.0, 0.0]), (second, [0.0, 0.0])):
         columns = reward_columns([data.heldout[0]] * 2)
         found = compute_rewards(data.reward_funcs, prompts=[problem.prompt] * 2, completions=texts, **columns)
-        assert found[:, 0].tolist() == found[:, 1].tolist() == paid
+        assert found[:, 0].isnan().all() and found[:, 1].tolist() == paid, "accuracy does not apply"
     model, tokenizer = load_policy("tiny")
-    assert len(evaluate(model, tokenizer, first.heldout, max_completion_length=4).correct) == 2
+    options = {"reward_funcs": second.reward_funcs, "max_completion_length": 4}
+    assert evaluate(model, tokenizer, first.heldout, **options).rewards == [0.0, 0.0]
 
 
 def test_a_float_is_an_answer_in_digits_and_nan_is_none(tmp_path):

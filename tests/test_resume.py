@@ -54,14 +54,14 @@ def whole(policy_dir, tmp_path_factory):
 
 
 def stopping_at(step, how):
-    """A reward like "length" that does `how` while the step's batch is scored."""
+    """A reward like "length" that does `how` while the step's batch is scored, after the evaluation before."""
     from grpo_edu.rewards import length_reward
 
     calls = []
 
     def length(completions, **columns):
         calls.append(1)
-        return how(completions) if len(calls) == step else length_reward(completions, **columns)
+        return how(completions) if len(calls) == step + 1 else length_reward(completions, **columns)
 
     length.__name__ = "length_reward"
     return length
@@ -133,7 +133,7 @@ def test_after_ctrl_c_or_sigterm_it_goes_on_and_ends_the_same(run, whole, tmp_pa
     assert re.search("is finished.*--model", capsys.readouterr().err)
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0, [1, 2]), (300.0, [])])
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, [1, 2, 3]), (300.0, [])])
 def test_a_checkpoint_is_written_every_few_minutes_by_default(run, tmp_path, monkeypatch, seconds, steps):
     monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", seconds)
     state, found = tmp_path / "run" / "state.pt", []
@@ -155,7 +155,7 @@ def test_a_checkpoint_that_nobody_asked_for_does_not_end_a_run_on_a_full_disk(ru
     assert len(result.history) == 2 and result.after is not None
 
 
-@pytest.mark.parametrize("stopped_in_call", [pytest.param(4, marks=pytest.mark.long), 6])
+@pytest.mark.parametrize("stopped_in_call", [pytest.param(5, marks=pytest.mark.long), 7])
 def test_dynamic_sampling_with_a_reference_goes_on_and_ends_the_same(run, tmp_path, stopped_in_call):
     """Interrupted in the first or in a later round of a step's sampling."""
 
@@ -448,7 +448,7 @@ def test_the_room_of_the_model_is_reserved_and_a_full_disk_at_the_end_costs_noth
 
     def fill_at_the_end(completions, completion_ids, **columns):
         calls.append(1)
-        if len(calls) == 5:
+        if len(calls) == 6:  # the evaluation before, and five steps
             fill(small_disk)
         return [1 / len(ids) for ids in completion_ids]
 
@@ -509,6 +509,6 @@ def test_a_disk_that_fills_up_under_a_run_is_made_room_on_and_it_goes_on(run, tm
     assert f"state.pt; continue with --resume {small_disk / 'run'}" in caught.value.__notes__[0]
     assert len(load_state(small_disk / "run" / "state.pt")["history"]) == 2
     (small_disk / "filler").unlink()
-    rewards = stopping_at(2, half)  # of the two steps before it, none again
+    rewards = stopping_at(1, half)  # neither the evaluation nor the two steps before it again
     resume_training(small_disk / "run", rewards=rewards, progress=False)
     assert outcome(small_disk / "run") == outcome(whole.output)

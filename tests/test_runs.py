@@ -111,10 +111,9 @@ def test_the_numbers_are_those_of_the_evaluations(run):
     assert result.before.levels == result.after.levels == levels
     assert result.before.prompts == [p.prompt for level in levels[::2] for p in load_problems(level, "heldout", 2)]
     again = run_evaluation(result.output, n=6, seed=5, max_completion_length=24, progress=False)
-    assert again == result.after
-    assert result.greedy_after == run_evaluation(
-        result.output / "model", n=6, temperature=0, max_completion_length=24, progress=False
-    )
+    assert replace(again, rewards=result.after.rewards) == result.after, "a function of Python cannot be loaded again"
+    greedy = run_evaluation(result.output / "model", n=6, temperature=0, max_completion_length=24, progress=False)
+    assert replace(greedy, rewards=[]) == result.greedy_after
     before, after = [False] * 8 + [True], [True] * 8 + [True]
     small = replace(
         result,
@@ -124,6 +123,15 @@ def test_the_numbers_are_those_of_the_evaluations(run):
     assert small.p_value == binomtest(8, 8).pvalue == 2 / 2**8
     assert "| sampled, temperature 1 | 11.1% [2.0, 43.5] | 100.0% [70.1, 100.0] |" in summary(small)
     assert "p = 0.0078" in summary(small)
+    paid = replace(
+        small, before=replace(small.before, rewards=[0.25] * 9), after=replace(small.after, rewards=[0.75] * 9)
+    )
+    assert "| sampled, temperature 1 | 0.250 [0.250, 0.250] | 0.750 [0.750, 0.750] |" in summary(paid)
+    assert "p = 0.0078; reward +0.500 [+0.500, +0.500]." in summary(paid)
+    assert paid.to_dict()["reward_change"] == {"difference": 0.5, "low": 0.5, "high": 0.5}
+    assert paid.to_dict()["accuracy_after"]["reward"] == {"value": 0.75, "low": 0.75, "high": 0.75}
+    old = replace(paid, before=replace(paid.before, rewards=[]))  # a state of 0.3.0
+    assert "| sampled, temperature 1 | - | 0.750 [0.750, 0.750] |" in summary(old)
 
 
 def test_the_same_seed_gives_the_same_run(run, tmp_path):
@@ -153,7 +161,7 @@ def test_ctrl_c_keeps_the_last_full_step(run, tmp_path):
 
     def interrupting(completions, completion_ids, **kwargs):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 4:  # the first one is the evaluation before
             signal.raise_signal(signal.SIGINT)
         return brevity(completions, completion_ids)
 
@@ -239,7 +247,7 @@ def test_a_reward_that_fails_in_the_middle_loses_nothing(run, tmp_path, returned
 
     def failing(completions, completion_ids, **kwargs):
         calls.append(1)
-        return brevity(completions, completion_ids) if len(calls) < 3 else returned()
+        return brevity(completions, completion_ids) if len(calls) < 4 else returned()
 
     with pytest.raises(kind, match=message) as caught:
         run(rewards=failing)

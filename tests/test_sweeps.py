@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -76,6 +76,7 @@ def test_a_wrong_space_is_refused_with_its_setting(texts, words):
         ({"seeds": (1, 1)}, "seeds.*two different.*1,1"),
         ({"judge_seeds": 2}, "judge_seeds.*at least 3.*2"),
         ({"trials": 0}, "trials.*at least 1.*0"),
+        ({"measure": "speed"}, "measure.*accuracy, reward.*speed"),
     ],
 )
 def test_a_wrong_plan_is_refused_with_its_field(fields, words):
@@ -200,6 +201,29 @@ def test_what_was_refused_is_listed_with_its_reason():
     refused = [({"beta": 1.0}, "too large"), ({"beta": 3.0}, "out of memory")]
     text = sweep_text(a_result([(START, [0.5, 0.5, 0.5])], refused=refused))
     assert "- beta 1: too large\n- beta 3: out of memory" in text
+
+
+def test_mean_rewards_are_shown_next_to_accuracies_and_may_choose():
+    """Differences of the rewards with the new seeds 0.04, 0.05, 0.06: half width 4.303 · 0.01/√3 = 0.0248."""
+    result = judged([0.40, 0.40, 0.40], [0.31, 0.41, 0.51])
+    for record, reward in zip(result.records, [0.6] * 3 + [0.5] * 3 + [0.50] * 3 + [0.54, 0.55, 0.56], strict=True):
+        record["reward"] = reward
+    assert result.chosen.settings == OTHER and result.outcome == "no winner"
+    text = sweep_text(result)
+    assert "| beta 0.04 | 50% [50%, 50%] | 0.500 [0.500, 0.500] | 50% 50% 50% |" in text
+    assert "- chosen − start, seed by seed: +1 points [-24, +26]; +0.050 [+0.025, +0.075] in the mean reward" in text
+    by_reward = replace(result, plan=replace(result.plan, measure="reward"))
+    assert by_reward.chosen is None, "the start is paid more"
+    better = [{**record, "reward": 1 - record["reward"]} for record in result.records[:6]] + result.records[6:]
+    by_reward = replace(by_reward, records=better)
+    assert (by_reward.chosen.settings, by_reward.outcome) == (OTHER, "winner")
+    assert "Winner: beta 0.04. +0.050 [+0.025, +0.075] in the mean reward" in verdict_text(by_reward)
+    assert "single run earned 0.500; its settings earn 0.500 on average" in sweep_text(by_reward)
+    for record in result.records:  # a reward of 0 or 1 says no more than the accuracy
+        record["reward"] = record["accuracy"]
+    assert "reward" not in sweep_text(result)
+    del result.records[0]["reward"]  # version 0.3.0 did not store it
+    assert "reward" not in sweep_text(result)
 
 
 # ---- real ones, on the shipped model ----

@@ -30,7 +30,7 @@ COMMANDS = {
     "doctor": ("check whether this computer can run the course", "machine"),
     "train": ("train a policy with GRPO, and evaluate it before and after", "train"),
     "profiles": ("list the profiles of train, or print one", "train"),
-    "evaluate": ("measure a policy's accuracy on held-out problems", "train"),
+    "evaluate": ("measure a policy's accuracy and mean reward on held-out problems", "train"),
     "reward-check": ("test your own reward function before you train with it", "train"),
     "show": ("show completions that a run sampled, with their rewards and advantages", "results"),
     "compare": ("compare two runs: their settings, and what each solves of the same held-out problems", "results"),

@@ -22,7 +22,7 @@ from grpo_edu.continual.stages import (
 from grpo_edu.runs.effects import RUN_NEEDS, OptionRequirement, Settings, reject_ineffective_options
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig
 from grpo_edu.runs.profiles import Profile, load_profile
-from grpo_edu.studies.sweep import DEFAULT_SPACE, SWEPT, SweepPlan, sweep_text
+from grpo_edu.studies.sweep import DEFAULT_SPACE, MEASURES, SWEPT, SweepPlan, sweep_text
 
 # Fields that a sweep sets for each of its runs, and what it does not write; of a profile they are ignored.
 _NOT_IN_SWEEPS = (
@@ -30,7 +30,7 @@ _NOT_IN_SWEEPS = (
     *SWEPT,
 )
 _SETTINGS = [name for name in (*RUN_FIELDS, *CONFIG_FIELDS) if name not in _NOT_IN_SWEEPS]
-_PLAN = ("trials", "seeds", "judge_seeds", "num_validation")
+_PLAN = ("trials", "seeds", "judge_seeds", "num_validation", "measure")
 _PLACES = ("output", "overwrite")
 # A new folder in runs/ replaces nothing.
 _FOLDER_NEED = OptionRequirement("overwrite", lambda run: "output" in run, "`output`")
@@ -59,6 +59,7 @@ def add_sweep_options(command: Parser) -> None:
         metavar="N",
         dest="num_validation",
     )
+    add("--measure", choices=MEASURES, help="what settings are chosen by: accuracy (default), or the mean reward")
     add_folder_options(command, "sweep")
 
 

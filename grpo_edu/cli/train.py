@@ -28,7 +28,6 @@ from grpo_edu.cli.options import (
     say_loading,
 )
 from grpo_edu.config import GRPOConfig
-from grpo_edu.problems.templates import LEVELS
 from grpo_edu.runs.effects import OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import SPLITS, is_user_dataset
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 _PLACES = ("output", "overwrite")
 _EVALUATE_NEEDS = (OptionRequirement("seed", lambda run: run["temperature"] > 0, "a `temperature` above 0"),)
 _FILES = ("data", "heldout_file", "columns", "data_path")
-_EVALUATED = (*_FILES, *("reward_funcs", "device", "split", "n", "seed", "temperature", "max_completion_length"))
+_EVALUATED = (*_FILES, *"reward_funcs reward_weights device split n seed temperature max_completion_length".split())
 _TRIED = 8  # problems, of which each is answered in every way
 _MARGIN = 1e-6  # below it two float32 means count as equal
 
@@ -116,16 +115,14 @@ def say_once(text: str) -> None:
 
 def training_text(result: RunResult) -> str:
     """Return what a terminal shows of a run."""
-    from grpo_edu.runs.summary import accuracy_text, outcome, throughput_text
+    from grpo_edu.runs.summary import evaluation_tables, outcome, throughput_text
 
-    rows = [("sampled", result.before, result.after)]
-    if result.greedy_before is not None:
-        rows.append(("greedy", result.greedy_before, result.greedy_after))
-    lines = [f"Accuracy on {result.before.n} held-out problems, with 95% intervals"]
-    for name, before, after in rows:
-        lines.append(f"  {name:<8} before {accuracy_text(before):<22} after {accuracy_text(after)}")
-    if result.p_value is not None:
-        lines.append(f"  sampled, before against after: p = {result.p_value:.2g} (exact McNemar test)")
+    lines = []
+    for title, rows in evaluation_tables(result).items():
+        lines.append(f"{title.capitalize()} on {result.before.n} held-out problems, with 95% intervals")
+        lines += [f"  {name.partition(',')[0]:<8} before {before:<22} after {after}" for name, before, after in rows]
+    if result.comparison is not None:
+        lines.append(f"  sampled, paired (exact McNemar test, bootstrap): {result.comparison}")
     lines += [f"Warning: {re.sub(r'`([a-z_]+)`', _flag, text)}" for text in result.warnings]
     lines += [outcome(result), throughput_text(result), f"Saved in {result.output}; summary.md there has the details."]
     return "\n".join(lines)
@@ -139,26 +136,28 @@ def _flag(setting: re.Match[str]) -> str:
 
 def add_evaluate_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu evaluate`."""
-    add_options(command, RunConfig, ("model", *_FILES, "dtype", "device"))
-    add = command.add_argument
-    scores = "FILE.py:function, for problems without an answer: correct if it returns at least 1"
-    add("--rewards", default=SUPPRESS, dest="reward_funcs", metavar="NAME", help=scores)
+    command.description = f"{command.description} By default a run's folder uses the problems and rewards of the run."
+    add_options(command, RunConfig, ("model", *_FILES, "reward_funcs", "dtype", "device"))
+    add_options(command, GRPOConfig, ["reward_weights"])
+    add = partial(command.add_argument, default=SUPPRESS)
     add("--n", type=int, metavar="N", help="problems, balanced over the sets (default: 300; of GSM8K alone all 1,319)")
-    add("--split", choices=SPLITS, default="heldout", help="which: heldout (default; of GSM8K the test set) or train")
-    add("--seed", type=int, default=SUPPRESS, metavar="N", help="random seed of the sampling (default: 0)")
-    add("--temperature", type=float, default=1.0, metavar="X", help="of the sampling; 0: greedily (default: 1.0)")
+    add("--split", choices=SPLITS, help="which: heldout (default; of GSM8K the test set) or train")
+    add("--seed", type=int, metavar="N", help="random seed of the sampling (default: 0)")
+    add("--temperature", type=float, metavar="X", help="of the sampling; 0: greedily (default: 1.0)")
     add("--max-completion-length", type=int, metavar="N", help="most tokens of a completion (default: 96, GSM8K 256)")
 
 
 def run_evaluate_command(arguments: Namespace) -> int:
     """Evaluate a policy and print the report; returns the exit code."""
     model = getattr(arguments, "model", "tiny")
-    reject_ineffective_options(given_options(arguments, ["seed"]), vars(arguments), _EVALUATE_NEEDS)
+    given = {"split": "heldout", "temperature": 1.0, **given_options(arguments, _EVALUATED)}
+    reject_ineffective_options(given, given, _EVALUATE_NEEDS)
     say_loading(model)
+    from grpo_edu.runs.record import evaluation_settings
     from grpo_edu.runs.summary import report_evaluation
 
     dtype = chosen_dtype(getattr(arguments, "dtype", "float32"), model, trains_weights=False)
-    asked = {"data": ",".join(LEVELS), "seed": 0, **given_options(arguments, _EVALUATED), "dtype": dtype}
+    asked = {**evaluation_settings(model, given), "dtype": dtype}
     report = report_evaluation(model, **asked)
     print(json.dumps({**asked, "model": model, **report.to_dict()}) if arguments.json else report.text())
     return 0

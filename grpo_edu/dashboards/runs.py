@@ -19,8 +19,7 @@ from grpo_edu.problems.templates import data_dir
 from grpo_edu.runs.comparison import settings_that_differ
 from grpo_edu.runs.completions import by_reward, read_completions
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.options import default_config
-from grpo_edu.runs.record import heldout_problems
+from grpo_edu.runs.record import evaluation_settings
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,21 +147,18 @@ class RunComparer(Explorer):
         self.work(lambda worker: self._compare(worker, *names))
 
     def _compare(self, worker: Worker, first: str, then: str) -> None:
-        """Evaluate both models on the problems that the first was evaluated on."""
-        from grpo_edu.evaluation import compare, evaluate
-        from grpo_edu.models import load_policy
+        """Evaluate both models as the first was evaluated, on the same problems and with the same rewards."""
+        from grpo_edu.evaluation import compare
+        from grpo_edu.runs.summary import report_evaluation
 
-        config = self.runs[first]["config"]
-        problems = heldout_problems(config)
-        length = default_config(config["data"]).max_completion_length
+        settings = evaluation_settings(self.runs[first]["folder"], {})
         with run_slot():
             judged = []
             for name in (first, then):
                 worker.goes_on()
-                policy = load_policy(self.runs[name]["folder"])
-                judged.append(evaluate(*policy, problems, max_completion_length=length))
-        self.comparison = compare(*judged)
-        self.tested.value = f"From {first} to {then}: {self.comparison} (exact McNemar test)"
+                judged.append(report_evaluation(self.runs[name]["folder"], **settings, progress=False).evaluation)
+        self.comparison = found = compare(*judged)
+        self.tested.value = f"From {first} to {then}, exact McNemar test: {found}"
 
     def ended(self, error: BaseException | None) -> None:
         """Show the error of a test that failed."""

@@ -25,13 +25,12 @@ from typing import Any
 
 from grpo_edu.problems.files import json_records
 from grpo_edu.problems.hub import looks_like_path
-from grpo_edu.problems.templates import TEXT, Problem
+from grpo_edu.problems.templates import TEXT, UNANSWERED, Problem
 from grpo_edu.prompts import MARKER, extract_answer, normalize_answer
 
 QUESTION, ANSWER = ("question", "prompt", "problem"), ("answer", "target")
 FIELDS = ("question", "answer", "level", "solution")
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
-UNANSWERED = "own:"  # begins the level of problems without an answer, which a reward of your own scores
 HELDOUT_EVERY = 5  # one of this many questions is held out if nothing else says which
 _HELDOUT_NAMES = ("test", "validation", "heldout")  # of the splits in a folder
 _NOT_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments")

@@ -69,12 +69,13 @@ class Scorer:
     """The scoring of a set of problems if one reference answer is not enough.
 
     answer: completion → its answer, or None.
-    score: completion, question, level, answer of the problem → a score from 0 (wrong) to 1 (correct).
+    score: completion, question, level, answer of the problem → a score from 0 (wrong) to 1 (correct); None if only a
+        reward function of the user can score it.
     system_prompt: whether the course's system prompt, which asks for an answer after ####, precedes the question.
     """
 
     answer: Callable[[str | list[dict]], str | None]
-    score: Callable[[str | list[dict], str | list[dict], str, str], float]
+    score: Callable[[str | list[dict], str | list[dict], str, str], float | None]
     system_prompt: bool = True
 
 
@@ -87,7 +88,6 @@ class Problem:
     level: one of `LEVELS` or `DOMAINS`, or the name of an outside source (``"gsm8k"``), or ``"own"``.
     solution: the worked solution, ending in ``#### answer``; "" if there is none.
     columns: further columns of a file of your own, which a reward function gets by their names.
-    scorer: scores the answers to this problem alone; None: the scorer of its level, if there is one.
     """
 
     prompt: str
@@ -95,7 +95,6 @@ class Problem:
     level: str = "own"
     solution: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    scorer: Scorer | None = field(default=None, compare=False, repr=False)
 
     def row(self) -> dict[str, Any]:
         """Return the problem as one row of a table: its fields, and its further columns by their own names."""
@@ -133,18 +132,14 @@ def as_problems(problems: Sequence[Problem | Mapping[str, Any]]) -> list[Problem
 def reward_columns(problems: Sequence[Problem]) -> dict[str, list]:
     """Return what a reward function gets of B problems besides the prompts: one list of B entries per column.
 
-    A column that a problem does not have is None there, as in TRL. If problems have a scorer of their own, the column
-    "scorer" holds them.
+    A column that a problem does not have is None there, as in TRL.
 
     >>> reward_columns([Problem("1 + 1?", "2", "own", "#### 2", {"unit": "cm"})])["unit"]
     ['cm']
     """
     rows = [problem.row() for problem in problems]
     names = dict.fromkeys(name for row in rows for name in row if name != "prompt")
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    if any(problem.scorer is not None for problem in problems):
-        columns["scorer"] = [problem.scorer for problem in problems]
-    return columns
+    return {name: [row.get(name) for row in rows] for name in names}
 
 
 def check_column(name: str, values: Any, length: int) -> None:
@@ -185,6 +180,7 @@ class ProblemSet:
 PROBLEM_SETS: dict[str, ProblemSet] = {}
 
 TEXT = "text:"  # begins the level of problems whose answer is a text: several words, a date, JSON or SQL
+UNANSWERED = "own:"  # begins the level of problems without an answer, which a reward of your own scores
 
 
 def normalize_text(text: str) -> str:
@@ -222,13 +218,13 @@ def default_length(names: Sequence[str]) -> int:
     return max(ProblemSet.max_completion_length if entry is None else entry.max_completion_length for entry in entries)
 
 
-def get_scorer(problem: Problem) -> Scorer | None:
-    """Return the scorer of a problem; None if an answer is correct when it equals the reference."""
-    return problem.scorer or scorer_of_level(problem.level)
+def whole_text(completion: str | list[dict]) -> str | None:
+    """Return the text of a completion as its answer; None for an empty one."""
+    return completion_text(completion).strip() or None
 
 
 def scorer_of_level(level: str) -> Scorer | None:
-    """Return the scorer of all problems of a level; None if there is none."""
+    """Return the scorer of all problems of a level; None if an answer is correct when it equals the reference."""
     scored = ((entry.level or name, entry.scorer) for name, entry in PROBLEM_SETS.items() if entry.scorer is not None)
     return next((scorer for prefix, scorer in scored if level.startswith(prefix)), None)
 
@@ -379,6 +375,9 @@ PROBLEM_SETS |= {
 DOMAINS = tuple(name for name in PROBLEM_SETS if name not in LEVELS)
 PROBLEM_SETS["text"] = ProblemSet(
     "answers that are texts", level=TEXT, scorer=Scorer(text_answer, score_text), is_name_of_data=False
+)
+PROBLEM_SETS["own"] = ProblemSet(
+    "no answers", level=UNANSWERED, scorer=Scorer(whole_text, lambda *row: None), is_name_of_data=False
 )
 
 

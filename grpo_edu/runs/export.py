@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_edu.evaluation import Estimate
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import SMOLLM2, list_models, load_policy, save_policy
 from grpo_edu.problems.hub import read_run_config
@@ -175,6 +176,9 @@ def _accuracy(result: dict[str, Any] | None, seed: int) -> str:
         if all(pair):
             cells = (f"{p['accuracy']:.1%} [{100 * p['low']:.1f}, {100 * p['high']:.1f}]" for p in pair)
             lines.append(f"| {label} | {' | '.join(cells)} |")
+        rewards = [p["reward"] for p in pair if p and "reward" in p]
+        if len(rewards) == 2 and any(p["reward"]["value"] != p["accuracy"] for p in pair):
+            lines.append(f"| mean reward, {label} | {' | '.join(f'{Estimate(**one):.3f}' for one in rewards)} |")
     n = result["accuracy_after"]["n"]
     note = f"{n} held-out problems, 95% Wilson intervals; one run with seed {seed}, {result['steps']} steps."
     return "\n".join(lines) + f"\n\n{note} Exact McNemar test, sampled: p = {result['p_value']:.2g}."

@@ -8,18 +8,16 @@ functions, once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from grpo_edu.problems.files import load_problem_set
 from grpo_edu.problems.gym import PREFIX, check_task, gym_problems, is_gym
-from grpo_edu.problems.own import UNANSWERED, is_user_file, load_user_problems
-from grpo_edu.problems.templates import PROBLEM_SETS, Problem, Scorer, problem_set_names, reward_columns
-from grpo_edu.prompts import completion_text
-from grpo_edu.rewards import REWARDS, RewardFunction, compute_rewards, reward_name
-from grpo_edu.runs.user_rewards import load_reward
+from grpo_edu.problems.own import is_user_file, load_user_problems
+from grpo_edu.problems.templates import PROBLEM_SETS, UNANSWERED, Problem, problem_set_names, reward_columns
+from grpo_edu.rewards import REWARDS, RewardFunction, reward_name
+from grpo_edu.runs.user_rewards import check_columns, load_reward
 
 Rewards = str | RewardFunction | Sequence[str | RewardFunction]
 SPLITS = ("heldout", "train")
@@ -194,37 +192,17 @@ def load_problem_sets(settings: Mapping[str, Any], split: str, *, n: int | None,
     return load_split(settings["data"], split, n=n, argument=argument, **places)
 
 
-def score_with_user_reward(problems: Sequence[Problem], reward_funcs: Sequence[RewardFunction]) -> list[Problem]:
-    """Return the problems; those without an answer get a scorer, the first reward that is not the package's.
+def check_rewards(reward_funcs: Sequence[RewardFunction], problems: Sequence[Problem], *, backend: str) -> None:
+    """Raise ValueError for a reward function that lacks a column, or if none can score problems without an answer.
 
-    A completion of such a problem is right if the reward pays at least 1.
-
-    Raises ValueError if there are such problems but no such reward.
+    backend: the trainer whose columns the functions may ask for.
     """
-    unanswered = [problem for problem in problems if problem.level.startswith(UNANSWERED)]
-    if not unanswered:
-        return list(problems)
-    function = next((function for function in reward_funcs if function not in REWARDS.values()), None)
-    if function is None:
-        level = unanswered[0].level.removeprefix(UNANSWERED)
+    unanswered = next((problem for problem in problems if problem.level.startswith(UNANSWERED)), None)
+    if unanswered is not None and all(function in REWARDS.values() for function in reward_funcs):
         raise ValueError(
-            f"`data`: {level} has no column for the answer, so accuracy cannot be measured; name it with `columns` "
-            "answer=COLUMN, or give a reward of your own as `reward_funcs` FILE.py:function."
+            f"`data`: {unanswered.level.removeprefix(UNANSWERED)} has no column for the answer, so accuracy cannot be "
+            "measured; name it with `columns` answer=COLUMN, or give a reward of your own as `reward_funcs` "
+            "FILE.py:function."
         )
-    return [
-        replace(problem, scorer=Scorer(_whole_text, partial(_pay, function, problem)))
-        if problem.level.startswith(UNANSWERED)
-        else problem
-        for problem in problems
-    ]
-
-
-def _whole_text(completion: str | list[dict]) -> str | None:
-    """Return the text of a completion as its answer; None for an empty one."""
-    return completion_text(completion).strip() or None
-
-
-def _pay(function: RewardFunction, problem: Problem, completion: str | list[dict], question: Any, *_: str) -> float:
-    """Return what a reward function pays for a completion of a problem."""
-    rewards = compute_rewards([function], prompts=[question], completions=[completion], **reward_columns([problem]))
-    return float(rewards[0, 0])
+    for function in reward_funcs:
+        check_columns(function, list(reward_columns(problems)), backend)

@@ -26,13 +26,14 @@ from grpo_edu.config import (
 )
 from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.own import parse_columns
-from grpo_edu.problems.templates import LEVELS, Problem, data_dir, default_length, problem_set_names, reward_columns
+from grpo_edu.problems.templates import LEVELS, Problem, data_dir, default_length, problem_set_names
 from grpo_edu.prompts import PromptStyle
 from grpo_edu.rewards import REWARDS, RewardFunction, reward_name
 from grpo_edu.runs.completions import recorded_steps
 from grpo_edu.runs.loading import (
     Rewards,
     RunData,
+    check_rewards,
     is_user_dataset,
     load_problem_sets,
     parse_data,
@@ -40,11 +41,9 @@ from grpo_edu.runs.loading import (
     parse_rewards,
     resolve_rewards,
     reward_label,
-    score_with_user_reward,
     short_reward_name,
     split_names,
 )
-from grpo_edu.runs.user_rewards import check_columns
 
 BACKENDS = ("grpo_edu", "trl")
 TRACKERS = ("tensorboard", "trackio", "wandb")
@@ -190,9 +189,7 @@ class RunConfig:
         examples, problems = self._load_training_problems()
         heldout = load_problem_sets(vars(self), "heldout", n=self.num_heldout, argument="num_heldout")
         functions = resolve_rewards(self.reward_funcs)
-        problems, heldout = (score_with_user_reward(part, functions) for part in (problems, heldout))
-        for function in functions:
-            check_columns(function, list(reward_columns(problems)), backend or self.backend)
+        check_rewards(functions, problems, backend=backend or self.backend)
         return RunData(examples, problems, heldout, functions)
 
     def _load_training_problems(self) -> tuple[list[Problem], list[Problem]]:

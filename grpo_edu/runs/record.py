@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from grpo_edu import __version__
-from grpo_edu.problems.hub import GGUF_SUFFIX, model_source
-from grpo_edu.problems.own import UNANSWERED
-from grpo_edu.problems.templates import LEVELS, Problem
+from grpo_edu.problems.hub import GGUF_SUFFIX, model_source, read_run_config
+from grpo_edu.problems.templates import LEVELS
+from grpo_edu.rewards import REWARDS
 from grpo_edu.runs.folder import RunFolder
-from grpo_edu.runs.loading import Rewards, is_user_dataset, load_problem_sets, resolve_rewards, score_with_user_reward
+from grpo_edu.runs.loading import Rewards, is_user_dataset, short_reward_name
 from grpo_edu.runs.options import RunConfig, use_current_names, with_absolute_paths
 
 
@@ -132,11 +132,19 @@ def default_folder(run_config: RunConfig, *, overwrite: bool = False) -> RunFold
     return RunFolder(Path("runs") / name) if overwrite else RunFolder.unused(name)
 
 
-def heldout_problems(stored: Mapping[str, Any]) -> list[Problem]:
-    """Load the problems that a stored run was evaluated on. stored: what `read_run_config` read."""
-    settings = use_current_names(stored)
-    problems = load_problem_sets(settings, "heldout", n=settings["num_heldout"])
-    if not any(problem.level.startswith(UNANSWERED) for problem in problems):
-        return problems
-    user = [reward for reward in settings.get("reward_funcs", ()) if ":" in reward]
-    return score_with_user_reward(problems, resolve_rewards(user[:1]) if user else [])
+def evaluation_settings(model: str | Path, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `report_evaluation`: those that are given, and of the run that `model` names the others.
+
+    A run is evaluated with its own problems and rewards, unless `given` names other `data`. Rewards that were functions
+    in Python cannot be loaded again, and are left out.
+    """
+    stored = read_run_config(Path(model).expanduser()) or {}
+    if "data" in given or not {"data", "config"} <= stored.keys():
+        return {"data": ",".join(LEVELS), "seed": 0, **given}
+    settings = {**use_current_names(stored), **stored["config"]}
+    names = ("data", "data_path", "heldout_file", "columns", "seed", "max_completion_length")
+    own = {name: settings[name] for name in names if settings.get(name) is not None}
+    rewards = settings.get("reward_funcs", ())
+    if "reward_funcs" not in given and all(":" in name or short_reward_name(name) in REWARDS for name in rewards):
+        own |= {"reward_funcs": rewards, "reward_weights": settings.get("reward_weights")}
+    return {**own, "n": settings["num_heldout"], **given}

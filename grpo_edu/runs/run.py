@@ -24,7 +24,7 @@ from grpo_edu.fast.lora import add_lora, has_adapters, merge_lora, save_adapters
 from grpo_edu.fast.memory_estimate import ModelShape, held_bytes
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy, save_policy
-from grpo_edu.problems.templates import LEVELS
+from grpo_edu.problems.templates import LEVELS, UNANSWERED
 from grpo_edu.progress import ProgressBars
 from grpo_edu.prompts import prompt_style, set_prompt_style
 from grpo_edu.rollout import find_unused_turn_end, stop_token_ids
@@ -34,7 +34,7 @@ from grpo_edu.runs.loading import Rewards, RunData, parse_data
 from grpo_edu.runs.log import write_log
 from grpo_edu.runs.look import first_look
 from grpo_edu.runs.options import ALL_LAYERS, RunConfig, default_config, make_plain_chat_template, use_current_names
-from grpo_edu.runs.record import RunMetadata, default_folder, read_resumable, read_run_result
+from grpo_edu.runs.record import RunMetadata, default_folder, evaluation_settings, read_resumable, read_run_result
 from grpo_edu.runs.recording import (
     RECOVERABLE_ERRORS,
     DeferInterrupts,
@@ -238,13 +238,16 @@ class Run:
     # ---- evaluations ----
 
     def _evaluate(self, when: str, temperature: float = 1.0) -> Generator[Event, None, Evaluation]:
-        """Evaluate the policy on the held-out problems."""
+        """Evaluate the policy on the held-out problems; greedily without the rewards, unless there are no answers."""
         self.doing = f"Evaluating {when} training"
+        pays = temperature > 0 or any(problem.level.startswith(UNANSWERED) for problem in self.data.heldout)
         return (
             yield from evaluate_in_batches(
                 self.policy,
                 self.tokenizer,
                 self.data.heldout,
+                reward_funcs=self.data.reward_funcs if pays else None,
+                reward_weights=self.config.reward_weights,
                 temperature=temperature,
                 max_completion_length=self.config.max_completion_length,
                 seed=self.config.seed,
@@ -421,7 +424,7 @@ class Run:
                 yield from self._evaluate_after()
             except (*RECOVERABLE_ERRORS, GeneratorExit) as error:
                 stopped = error
-                if isinstance(error, INTERRUPTS):
+                if isinstance(error, (*INTERRUPTS, RuntimeError, ValueError)):  # as by a reward
                     self._save_last_state()
         is_interrupted = isinstance(stopped, INTERRUPTS)
         failure = "" if stopped is None or is_interrupted else str(stopped) or type(stopped).__name__
@@ -546,9 +549,10 @@ def resume_training(output: str | Path, *, rewards: Rewards | None = None, progr
     return follow(Run.resume(output, rewards=rewards), progress=progress)
 
 
-def run_evaluation(model: str | Path = "tiny", *, n: int = 300, **options: Any) -> Evaluation:
-    """Evaluate a policy on `n` problems, balanced over the sets; the options are those of `report_evaluation`."""
-    return report_evaluation(model, n=n, **use_current_names(options)).evaluation
+def run_evaluation(model: str | Path = "tiny", **options: Any) -> Evaluation:
+    """Evaluate a policy; the options are those of `report_evaluation`, and for a run's folder by default the run's."""
+    n = {"n": options.pop("n")} if "n" in options else {}
+    return report_evaluation(model, **evaluation_settings(model, {**use_current_names(options), **n})).evaluation
 
 
 def follow(run: Run, *, progress: bool = True, say: Callable[[str], None] = lambda text: None) -> RunResult:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
-from grpo_edu.evaluation import Evaluation, compare, evaluate, mcnemar, wilson_interval
+from grpo_edu.evaluation import Comparison, Evaluation, compare, evaluate, wilson_interval
 from grpo_edu.fast.memory import GIB, PeakMemory
 from grpo_edu.model_files import choose_device
 from grpo_edu.models import load_policy
 from grpo_edu.problems.equations import check_equations
-from grpo_edu.problems.templates import LEVELS, PROBLEM_SETS
+from grpo_edu.problems.templates import LEVELS, PROBLEM_SETS, UNANSWERED
 from grpo_edu.prompts import MARKER
 from grpo_edu.runs.completions import by_reward, read_completions, sampled_text
-from grpo_edu.runs.loading import Rewards, load_problem_sets, parse_data, resolve_rewards, score_with_user_reward
+from grpo_edu.runs.loading import Rewards, check_rewards, load_problem_sets, parse_data, resolve_rewards
 from grpo_edu.runs.measures import RunFacts
 from grpo_edu.runs.options import RunConfig, default_config
 from grpo_edu.runs.record import RunMetadata
@@ -67,10 +67,15 @@ class RunResult:
         """The settings of GRPO."""
         return self.record.run_config.config
 
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """The paired tests of sampled before against after; None for a run that was stopped."""
+        return None if self.after is None else compare(self.before, self.after)
+
     @property
     def p_value(self) -> float | None:
         """Exact McNemar test of sampled before against after; None for a run that was stopped."""
-        return None if self.after is None else mcnemar(self.before.correct, self.after.correct).p_value
+        return None if self.comparison is None else self.comparison.p_value
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -110,6 +115,7 @@ class RunResult:
             "solved_before": solved(self.before),
             "solved_after": None if self.after is None else solved(self.after),
             "p_value": self.p_value,
+            "reward_change": self.comparison and self.comparison.reward and asdict(self.comparison.reward),
             "warnings": self.warnings,
             "seconds": round(self.seconds, 2),
             "throughput": {name: round(value, 3) for name, value in self.throughput.items()},
@@ -150,6 +156,34 @@ def accuracy_text(evaluation: Evaluation | None) -> str:
     if evaluation is None:
         return "-"
     return f"{evaluation.accuracy:.1%} [{100 * evaluation.low:.1f}, {100 * evaluation.high:.1f}]"
+
+
+def reward_text(evaluation: Evaluation | None) -> str:
+    """Return the mean reward with its 95% bootstrap interval; a hyphen if there is none."""
+    reward = evaluation and evaluation.reward
+    return f"{reward:.3f}" if reward else "-"
+
+
+def evaluation_tables(result: RunResult, *, levels: bool = False) -> dict[str, list[tuple[str, str, str]]]:
+    """Return the rows (name, before, after) of the accuracy, and of the mean reward if it says more.
+
+    levels: with a row for each level.
+    """
+    rows = [("sampled, temperature 1", result.before, result.after)]
+    if result.greedy_before is not None:
+        rows.append(("greedy", result.greedy_before, result.greedy_after))
+    parts = result.before.per_level()
+    if levels and len(parts) > 1:
+        after = {} if result.after is None else result.after.per_level()
+        rows += [(f"sampled, {level}", part, after.get(level)) for level, part in parts.items()]
+    texts = {"accuracy": accuracy_text}
+    if any(one is not None and one.has_partial_credit for one in (result.before, result.after)):
+        texts["mean reward"] = reward_text
+    tables = {}
+    for title, text in texts.items():
+        table = [(name, text(before), text(after)) for name, before, after in rows]
+        tables[title] = [row for row in table if row[1:] != ("-", "-")]  # a greedy evaluation has no rewards
+    return tables
 
 
 def outcome(result: RunResult) -> str:
@@ -197,7 +231,7 @@ def summary(result: RunResult) -> str:
         outcome(result),
         "\n".join(["## Warnings\n", *(f"- {text}" for text in result.warnings)]) if result.warnings else "",
         _command(result),
-        "## Held-out accuracy",
+        "## Held-out problems",
         _accuracies(result),
         "## Training",
         f"![{curves}](curves.png)",
@@ -224,20 +258,15 @@ def _command(result: RunResult) -> str:
 
 
 def _accuracies(result: RunResult) -> str:
-    lines = ["| | before | after |", "|---|---|---|"]
-    rows = [("sampled, temperature 1", result.before, result.after)]
-    if result.greedy_before is not None:
-        rows.append(("greedy", result.greedy_before, result.greedy_after))
-    after = {} if result.after is None else result.after.per_level()
-    levels = result.before.per_level()
-    if len(levels) > 1:
-        rows += [(f"sampled, {level}", part, after.get(level)) for level, part in levels.items()]
-    lines += [f"| {name} | {accuracy_text(first)} | {accuracy_text(then)} |" for name, first, then in rows]
-    note = f"{result.before.n} held-out problems, 95% Wilson intervals."
-    if result.after is None:
-        return "\n".join(lines) + f"\n\n{note} The stopped run was not evaluated again."
-    note += f" Exact McNemar test, sampled before against after: p = {result.p_value:.2g}."
-    return "\n".join(lines) + f"\n\n{note}\n\n![Accuracy before and after, per level](accuracy.png)"
+    parts = []
+    for title, rows in evaluation_tables(result, levels=True).items():
+        lines = [f"| {' | '.join(row)} |" for row in ((title, "before", "after"), ("---", "---", "---"), *rows)]
+        parts.append("\n".join(lines))
+    note = f"{result.before.n} held-out problems, 95% intervals."
+    if result.comparison is None:
+        return "\n\n".join([*parts, f"{note} The stopped run was not evaluated again."])
+    note += f" Sampled, paired (exact McNemar test, bootstrap): {result.comparison}."
+    return "\n\n".join([*parts, note, "![Accuracy before and after, per level](accuracy.png)"])
 
 
 def _samples(result: RunResult) -> str:
@@ -276,12 +305,14 @@ def _kept(result: RunResult) -> str:
 
 
 def verdict(evaluation: Evaluation, row: int) -> str:
-    """Return whether a completion is right, and why it is not.
+    """Return whether a completion is right, and why it is not; for a problem without an answer, its reward.
 
     >>> found = Evaluation(["1 + 1?"] * 2, ["basic"] * 2, ["1 + 1 = 2.", "#### 3"], [None, "3"], [False, False])
     >>> verdict(found, 0), verdict(found, 1)
     ('wrong: correct work, but no #### line', 'wrong: answered 3 without working')
     """
+    if evaluation.levels[row].startswith(UNANSWERED) and evaluation.rewards:
+        return f"reward {evaluation.rewards[row]:.2f}"
     if evaluation.correct[row]:
         return "right"
     completion, answer = evaluation.completions[row], evaluation.answers[row]
@@ -347,7 +378,7 @@ class EvaluationReport:
         low, high = wilson_interval(worked, done.n)
         return {
             **done.to_dict(),
-            "per_steps": {str(steps): _counts(part) for steps, part in self.per_steps().items()},
+            "per_steps": {str(steps): part.counts() for steps, part in self.per_steps().items()},
             "readable_answers": sum(answer is not None for answer in done.answers),
             "step_by_step": {"k": worked, "n": done.n, "share": worked / done.n, "low": low, "high": high},
             "calculation_steps": written / done.n,
@@ -390,6 +421,7 @@ def report_evaluation(
     heldout_file: str | Path | None = None,
     columns: str | Sequence[str] = (),
     reward_funcs: Rewards = "accuracy",
+    reward_weights: Sequence[float] | None = None,
     split: str = "heldout",
     n: int | None = None,
     seed: int = 0,
@@ -402,8 +434,8 @@ def report_evaluation(
     """Load a policy, let it answer `n` problems once each, and measure; other arguments as in `evaluate`.
 
     n: problems, balanced over the sets; None: 300, and of GSM8K alone all 1,319.
-    heldout_file, columns, reward_funcs: options of a user's file (`RunConfig`); a reward scores problems without an
-        answer.
+    heldout_file, columns: options of a user's file (`RunConfig`).
+    reward_funcs, reward_weights: what is paid for the mean reward, and decides on problems without an answer.
 
     Raises ValueError and OSError for bad input, with a word on what to do.
     """
@@ -411,10 +443,12 @@ def report_evaluation(
     if n is None and not all(name in PROBLEM_SETS and PROBLEM_SETS[name].is_evaluated_whole for name in data):
         n = DEFAULT_N
     given: dict[str, Any] = {"heldout_file": heldout_file, "columns": columns, "reward_funcs": reward_funcs}
-    asked = RunConfig(str(model), data, **given)
+    config = default_config(data, reward_weights=reward_weights)
+    asked = RunConfig(str(model), data, config=config, **given)
     problems = load_problem_sets({**vars(asked), "data_path": data_path}, split, n=n)
-    problems = score_with_user_reward(problems, resolve_rewards(asked.reward_funcs))
-    length = default_config(data).max_completion_length if max_completion_length is None else max_completion_length
+    functions = resolve_rewards(asked.reward_funcs)
+    check_rewards(functions, problems, backend="trl")
+    length = config.max_completion_length if max_completion_length is None else max_completion_length
     with PeakMemory() as memory:
         policy, tokenizer = load_policy(model, dtype)
         policy = policy.to(choose_device(device, policy.num_parameters()))
@@ -423,6 +457,8 @@ def report_evaluation(
             policy,
             tokenizer,
             problems,
+            reward_funcs=functions,
+            reward_weights=config.reward_weights,
             temperature=temperature,
             max_completion_length=length,
             seed=seed,
@@ -442,10 +478,6 @@ def reference_steps(solution: str) -> int:
     return len(lines) if len(lines) > 1 else max(1, len(check_equations(solution)))
 
 
-def _counts(evaluation: Evaluation) -> dict[str, float]:
-    counts = evaluation.to_dict()
-    return {name: counts[name] for name in ("k", "n", "accuracy", "low", "high")}
-
-
 def _row(name: str, part: Evaluation) -> str:
-    return f"{name:<13} {part.k:>4} of {part.n:<4}  {accuracy_text(part)}"
+    reward = f"  reward {reward_text(part)}" if part.has_partial_credit else ""
+    return f"{name:<13} {part.k:>4} of {part.n:<4}  {accuracy_text(part)}{reward}"

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-from grpo_edu.rewards import RewardFunction, reward_name
+from grpo_edu.rewards import OF_TRL, RewardFunction, reward_name
 
 
 def load_reward(spec: str) -> RewardFunction:
@@ -35,12 +35,11 @@ def load_reward(spec: str) -> RewardFunction:
 
 def check_columns(reward_func: RewardFunction, columns: Sequence[str], backend: str = "grpo_edu") -> None:
     """Raise ValueError if a reward function requires a column that the problems or the trainer do not have."""
-    of_trl = ("trainer_state", "log_extra", "log_metric")
-    known = ("prompts", "completions", "completion_ids", *columns, *(of_trl if backend == "trl" else ()))
+    known = ("prompts", "completions", "completion_ids", *columns, *(OF_TRL if backend == "trl" else ()))
     for parameter in inspect.signature(reward_func).parameters.values():
         optional = parameter.kind in (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         if not optional and parameter.default is inspect.Parameter.empty and parameter.name not in known:
-            if parameter.name in of_trl:
+            if parameter.name in OF_TRL:
                 raise ValueError(
                     f"`reward_funcs`: {reward_name(reward_func)} requires {parameter.name!r}, which only TRL's trainer "
                     "supplies; train with `backend` trl, or give the parameter a default."

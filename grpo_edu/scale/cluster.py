@@ -321,6 +321,8 @@ def evaluation_options(request: RunConfig) -> list[str]:
         "data-path": request.data_path,
         "heldout": request.heldout_file,
         "columns": ",".join(request.columns) or None,
+        "rewards": ",".join(request.to_dict()["reward_funcs"]),
+        "reward-weights": ",".join(map(str, request.config.reward_weights or ())) or None,
         "n": request.num_heldout,
         "dtype": request.dtype,
         "max-completion-length": request.config.max_completion_length,

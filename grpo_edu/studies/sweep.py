@@ -1,7 +1,7 @@
 """Sweeps over settings: the options, and what the result may say.
 
-A sweep trains each setting with several random seeds. It chooses the setting with the best mean accuracy on a
-validation part of the *training* problems. Then it trains the chosen settings, and those that it started from, again
+A sweep trains each setting with several random seeds. It chooses the setting with the best mean accuracy, or reward, on
+a validation part of the *training* problems. Then it trains the chosen settings, and those that it started from, again
 with new seeds, and compares them once on held-out problems, seed by seed. The best of many runs is high by luck alone
 (Henderson et al. 2018, arXiv 1709.06560), so only a difference on new seeds whose interval lies above 0 counts.
 
@@ -33,6 +33,7 @@ DEFAULT_SPACE = {
     "scale_rewards": "group,none",
 }
 SWEPT = tuple(DEFAULT_SPACE)
+MEASURES = {"accuracy": ".0%", "reward": ".3f"}  # with the format in which they are shown
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class SweepPlan:
     judge_seeds: how many new seeds the final comparison uses.
     num_validation: training problems that are set aside to choose the settings by.
     num_heldout: problems of the final comparison.
+    measure: "accuracy" or "reward" (the mean reward), by which settings are chosen and compared.
     sampler_seed: random seed of the search.
 
     Raises ValueError that names the field, what is wrong and what to do.
@@ -58,6 +60,7 @@ class SweepPlan:
     num_validation: int = 150
     num_heldout: int = 300
     sampler_seed: int = 0
+    measure: str = "accuracy"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "seeds", tuple(self.seeds))
@@ -68,6 +71,8 @@ class SweepPlan:
         if len(set(self.seeds)) < max(2, len(self.seeds)):
             listed = ",".join(map(str, self.seeds))
             raise ValueError(f"`seeds` must be at least two different numbers, to see their effect, got {listed}.")
+        if self.measure not in MEASURES:
+            raise ValueError(f"`measure` must be one of {', '.join(MEASURES)}, got {self.measure!r}.")
         for name, least in (("trials", 1), ("judge_seeds", 3), ("num_validation", 1), ("num_heldout", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"`{name}` must be at least {least}, got {getattr(self, name)}.")
@@ -180,21 +185,30 @@ def split_validation(problems: Sequence[Problem], n: int) -> tuple[list[Problem]
 class Tried:
     """Settings, and what came of them with each seed until one failed.
 
-    accuracies: shares of problems solved, in the order of the seeds. failure: why a run failed, else empty.
+    accuracies: shares of problems solved, in the order of the seeds. rewards: mean rewards, which 0.3.0 did not store.
+    measure: as in `SweepPlan`. failure: why a run failed, else empty.
     """
 
     settings: Mapping[str, Any]
     accuracies: tuple[float, ...]
+    rewards: tuple[float, ...] = ()
+    measure: str = "accuracy"
     failure: str = ""
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """What the settings are compared by, in the order of the seeds."""
+        return self.rewards if self.measure == "reward" else self.accuracies
 
     @property
     def estimate(self) -> Estimate:
         """Mean over the seeds, with its interval."""
-        return mean_estimate(self.accuracies)
+        return mean_estimate(self.values)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the numbers, ready for JSON."""
-        return {"settings": dict(self.settings), "accuracies": list(self.accuracies), **asdict(self.estimate)}
+        values = {"accuracies": list(self.accuracies), "rewards": list(self.rewards)}
+        return {"settings": dict(self.settings), **values, **asdict(self.estimate)}
 
     def __str__(self) -> str:
         return ", ".join(
@@ -227,6 +241,8 @@ class SweepResult:
             Tried(
                 records[0]["settings"],
                 tuple(record["accuracy"] for record in records if "accuracy" in record),
+                tuple(record["reward"] for record in records if "reward" in record),
+                self.plan.measure,
                 records[-1].get("failure", ""),
             )
             for records in found.values()
@@ -262,11 +278,22 @@ class SweepResult:
 
     @property
     def difference(self) -> Estimate | None:
-        """Accuracy of the chosen settings minus that of the start, with its interval over the new seeds."""
+        """Accuracy, or reward, of the chosen settings minus that of the start, with its interval over the new seeds."""
+        return self.compare_by(self.plan.measure)
+
+    def compare_by(self, measure: str) -> Estimate | None:
+        """Return the difference in one of the `measures`; None without a final comparison."""
         if self.judged is None:
             return None
-        pairs = zip(*(one.accuracies for one in self.judged), strict=True)
-        return mean_estimate([chosen - start for start, chosen in pairs])
+        start, chosen = (replace(one, measure=measure).values for one in self.judged)
+        return mean_estimate([after - before for before, after in zip(start, chosen, strict=True)])
+
+    @property
+    def measures(self) -> list[str]:
+        """The measures to show: both, if the rewards of all runs say more than which problems are solved."""
+        done = [record for record in self.records if "accuracy" in record]
+        accuracies, rewards = ([record.get(name) for record in done] for name in MEASURES)
+        return [self.plan.measure] if None in rewards or rewards == accuracies else list(MEASURES)
 
     @property
     def outcome(self) -> str:
@@ -297,7 +324,7 @@ def verdict_text(result: SweepResult) -> str:
         return "No winner: no settings did better on the validation problems than those that the sweep started from."
     if result.difference is None:
         return f"No winner: the final comparison of {result.chosen} with the start is not complete."
-    against = f"{result.difference:+} against the start, seed by seed"
+    against = f"{_change(result.difference, result.plan.measure)} against the start, seed by seed"
     if result.outcome == "winner":
         return f"Winner: {result.chosen}. {against}."
     if result.outcome == "worse":
@@ -311,28 +338,38 @@ def verdict_text(result: SweepResult) -> str:
 def sweep_text(result: SweepResult) -> str:
     """Return table, final comparison and conclusion as Markdown, which is readable in a terminal too."""
     plan = result.plan
-    lines = ["| settings | mean [95% interval] | each seed (%) |", "|---|---|---|"]
+    titles = [f"mean {measure} [95% interval]" for measure in result.measures]
+    lines = [f"| settings | {' | '.join(titles)} | {plan.measure} of each seed |", "|---" * (len(titles) + 2) + "|"]
     for one in result.tried:
         mark = " (start)" if one.settings == result.start else ""
-        lines.append(f"| {one}{mark} | {one.estimate} | {_each(one)} |")
+        lines.append(f"| {one}{mark} | {' | '.join(_means(one, result))} | {_each(one)} |")
     lines += ["", f"Intervals over {len(plan.seeds)} seeds, on {plan.num_validation} training problems set aside."]
-    best = max(result.tried, key=lambda one: max(one.accuracies))  # which a careless report would have shown
-    lines += [
-        "",
-        f"The best single run solved {max(best.accuracies):.0%}; its settings solve {best.estimate.value:.0%} on "
-        "average.",
-    ]
+    best = max(result.tried, key=lambda one: max(one.values))  # which a careless report would have shown
+    highest, mean = (f"{value:{MEASURES[plan.measure]}}" for value in (max(best.values), best.estimate.value))
+    solved, solve = ("solved", "solve") if plan.measure == "accuracy" else ("earned", "earn")
+    lines += ["", f"The best single run {solved} {highest}; its settings {solve} {mean} on average."]
     if result.refused:
         lines += ["", "Not valid, or failed:", "", *(f"- {one}: {one.failure}" for one in result.refused)]
     if result.judged is not None:
         title = f"Final comparison on {plan.num_heldout} held-out problems, with {plan.judge_seeds} new seeds:"
         lines += ["", title, ""]
         lines += [
-            f"- {name}: {one.estimate}, seeds {_each(one)}"
+            f"- {name}: {', '.join(_means(one, result))}, seeds {_each(one)}"
             for name, one in zip(("start", "chosen"), result.judged, strict=True)
         ]
+        changes = [_change(found, name) for name in result.measures if (found := result.compare_by(name))]
+        lines += [f"- chosen − start, seed by seed: {'; '.join(changes)}"]
     return "\n".join([*lines, "", verdict_text(result)])
 
 
+def _means(one: Tried, result: SweepResult) -> list[str]:
+    """Return the mean of each measure with its interval."""
+    return [f"{replace(one, measure=measure).estimate:{MEASURES[measure]}}" for measure in result.measures]
+
+
+def _change(difference: Estimate, measure: str) -> str:
+    return f"{difference:+.3f} in the mean reward" if measure == "reward" else f"{difference:+}"
+
+
 def _each(one: Tried) -> str:
-    return " ".join(f"{100 * share:.0f}" for share in one.accuracies)
+    return " ".join(f"{value:{MEASURES[one.measure]}}" for value in one.values)

@@ -4,7 +4,7 @@ config.json   the options, and a fingerprint of the model that every run starts 
 runs.jsonl    the table, a line for each run
 sweep.json, summary.md
 
-Every proposal is trained with each seed, and its mean accuracy is the value that Optuna learns from. Its sampler is a
+Every proposal is trained with each seed, and its mean is the value that Optuna learns from. Its sampler is a
 tree-structured Parzen estimator (Bergstra et al. 2011). A sweep that is resumed goes its way again from the beginning:
 runs of the table are not repeated, and so Optuna proposes the same settings.
 """
@@ -123,7 +123,7 @@ class Sweep:
     def search(self, start_value: float) -> None:
         """Train what Optuna proposes, until enough different settings have run.
 
-        start_value: mean accuracy of the settings that the sweep starts from, which the sampler learns from too.
+        start_value: mean of the settings that the sweep starts from, which the sampler learns from too.
         """
         from optuna import create_study
         from optuna.samplers import TPESampler
@@ -179,14 +179,22 @@ class Sweep:
         self.bars.show("Runs", len(self.result.records), most)
 
     def train_and_evaluate(self, config: GRPOConfig, problems: list[Problem]) -> dict[str, Any]:
-        """Train the model of the sweep with this config, and return how many of these problems it solves."""
+        """Train the model of the sweep with this config, and return what it achieves on these problems."""
         policy, tokenizer = open_policy(self.metadata)
         policy = with_adapters(policy, replace(self.metadata.run_config, config=config))
         for _ in train(policy, tokenizer, self.problems["train"], self.data.reward_funcs, config):
             self.show_progress()
-        length = config.max_completion_length
-        found = evaluate(policy, tokenizer, problems, max_completion_length=length, seed=config.seed)
-        return {"accuracy": found.accuracy, "k": found.k, "n": found.n}
+        found = evaluate(
+            policy,
+            tokenizer,
+            problems,
+            reward_funcs=self.data.reward_funcs,
+            reward_weights=config.reward_weights,
+            max_completion_length=config.max_completion_length,
+            seed=config.seed,
+        )
+        reward = {"reward": found.reward.value} if found.reward else {}
+        return {"accuracy": found.accuracy, "k": found.k, "n": found.n, **reward}
 
 
 def read_runs(folder: Path) -> list[dict[str, Any]]:
