@@ -327,6 +327,7 @@ def test_the_prompt_is_shown_stored_and_travels_with_the_model(without_system, t
     train = RunConfig(data=("sums.jsonl",), num_examples=2).load_data().problems
     rendered = render_prompt(tokenizer, train[0].prompt)
     assert rendered in look and rendered.count("#### ") == 2 and rendered.endswith("LOUD")
+    assert "every prompt: the first 2 of the training problems" in look
     assert "14 to train on, 4 held out" in look and "'<|im_end|>'" in look
     assert read_completions(tmp_path / "run")[0].prompt.startswith(rendered.partition(train[0].prompt)[0])
 
@@ -595,6 +596,21 @@ def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, re
     assert main(["reward-check", reward, "--data", "sums.jsonl", "--try", "it is so"]) == 0
     text = capsys.readouterr().out
     assert all(words in text for words in CHECKED[reward]), text
+
+
+def test_a_reward_is_tried_on_what_the_model_writes(policy_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sums.jsonl", SUMS)
+    write(tmp_path / "r.py", "def length(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n")
+    check = ["reward-check", "r.py:length", "--data", "sums.jsonl", "--model", str(policy_dir)]
+    assert main([*check, "--samples", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["reward"] for row in found["samples"]] == [len(row["completion"]) for row in found["samples"]]
+    assert len({row["prompt"] for row in found["samples"]}) == 3
+    assert {"repeat the question many times", "write without end"} <= set(found["exploits"])
+    assert main([*check, "--samples", "1"]) == 0
+    assert capsys.readouterr().out.count("=== sample: ") == 1
+    assert main(check) == 2 and "--model has no effect" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:.*None for all")
