@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -683,6 +684,18 @@ def test_a_resumed_run_refuses_an_edited_reward_unless_the_run_failed_on_it(poli
         capsys.readouterr()
         assert main(["train", "--resume", run]) == code
         assert ("r.py was edited since the run began" in capsys.readouterr().err) == (code == 2)
+
+
+def test_a_reward_file_imports_the_module_next_to_it_as_python_alone_does(tmp_path, monkeypatch):
+    for folder, pays in (("installed", 0), ("mine", 1)):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "paying_helper.py", f"pays = {pays}.0\n")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    path = list(sys.path)
+    text = "from paying_helper import pays\n\ndef mine(completions, **kwargs):\n    return [pays] * len(completions)\n"
+    write(tmp_path / "mine" / "r.py", text)
+    function = load_reward(f"{tmp_path / 'mine' / 'r.py'}:mine")
+    assert function(["x"]) == [1.0] and sys.path == [*path, str(tmp_path / "mine")]
 
 
 def test_problems_without_an_answer_are_scored_by_the_reward_of_their_own_run(tmp_path):
