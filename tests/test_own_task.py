@@ -329,6 +329,7 @@ def test_the_prompt_is_shown_stored_and_travels_with_the_model(without_system, t
     train = RunConfig(data=("sums.jsonl",), num_examples=2).load_data().problems
     rendered = render_prompt(tokenizer, train[0].prompt)
     assert rendered in look and rendered.count("#### ") == 2 and rendered.endswith("LOUD")
+    assert "every prompt: the first 2 of the training problems" in look
     assert "14 to train on, 4 held out" in look and "'<|im_end|>'" in look
     assert read_completions(tmp_path / "run")[0].prompt.startswith(rendered.partition(train[0].prompt)[0])
 
@@ -611,6 +612,21 @@ def test_each_alternative_of_an_answer_is_tried_alone(answer):
     assert not any("part of" in name for name in attempts(Problem("?", "orange"), Problem("?", "5")))
 
 
+def test_a_reward_is_tried_on_what_the_model_writes(policy_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "sums.jsonl", SUMS)
+    write(tmp_path / "r.py", "def length(completions, **kwargs):\n    return [float(len(c)) for c in completions]\n")
+    check = ["reward-check", "r.py:length", "--data", "sums.jsonl", "--model", str(policy_dir)]
+    assert main([*check, "--samples", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["reward"] for row in found["samples"]] == [len(row["completion"]) for row in found["samples"]]
+    assert len({row["prompt"] for row in found["samples"]}) == 3
+    assert {"repeat the question many times", "write without end"} <= set(found["exploits"])
+    assert main([*check, "--samples", "1"]) == 0
+    assert capsys.readouterr().out.count("=== sample: ") == 1
+    assert main(check) == 2 and "--model has no effect" in capsys.readouterr().err
+
+
 @pytest.mark.filterwarnings("ignore:.*None for all")
 def test_a_reward_that_applies_to_no_problem_is_refused_before_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -713,6 +729,18 @@ def test_a_resumed_run_refuses_an_edited_reward_unless_the_run_failed_on_it(poli
         capsys.readouterr()
         assert main(["train", "--resume", run]) == code
         assert ("r.py was edited since the run began" in capsys.readouterr().err) == (code == 2)
+
+
+def test_a_reward_file_imports_the_module_next_to_it_as_python_alone_does(tmp_path, monkeypatch):
+    for folder, pays in (("installed", 0), ("mine", 1)):
+        (tmp_path / folder).mkdir()
+        write(tmp_path / folder / "paying_helper.py", f"pays = {pays}.0\n")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    path = list(sys.path)
+    text = "from paying_helper import pays\n\ndef mine(completions, **kwargs):\n    return [pays] * len(completions)\n"
+    write(tmp_path / "mine" / "r.py", text)
+    function = load_reward(f"{tmp_path / 'mine' / 'r.py'}:mine")
+    assert function(["x"]) == [1.0] and sys.path == [*path, str(tmp_path / "mine")]
 
 
 def test_problems_without_an_answer_are_scored_by_the_reward_of_their_own_run(tmp_path):

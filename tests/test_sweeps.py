@@ -319,6 +319,17 @@ def test_a_sweep_whose_problems_have_changed_is_not_resumed(swept, tmp_path):
         sweep_runs.resume_sweep(tmp_path / "changed")
 
 
+def test_a_sweep_whose_reward_was_edited_is_not_resumed(swept, tmp_path):
+    shutil.copytree(swept.output, tmp_path / "changed")
+    (tmp_path / "r.py").write_text("def mine(completions, **kwargs):\n    return [1.0] * len(completions)\n")
+    config = tmp_path / "changed" / "config.json"
+    content = json.loads(config.read_text())
+    content |= {"reward_funcs": [f"{tmp_path / 'r.py'}:mine"], "reward_fingerprints": {str(tmp_path / "r.py"): "other"}}
+    config.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="r.py was edited since the run began"):
+        sweep_runs.resume_sweep(tmp_path / "changed")
+
+
 def test_a_range_is_searched_the_same_way_whenever_it_stops(tmp_path, monkeypatch):
     def proposals(name, stops):
         """The settings that a sweep proposes where runs are instant, and Ctrl-C falls into those of `stops`."""

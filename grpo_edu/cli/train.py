@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shlex
 import sys
 from argparse import SUPPRESS, ArgumentParser, Namespace
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from grpo_edu.cli.options import (
     FIRST,
@@ -28,10 +29,12 @@ from grpo_edu.cli.options import (
     say_loading,
 )
 from grpo_edu.config import GRPOConfig
+from grpo_edu.problems.templates import Problem
+from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.effects import OptionRequirement, reject_ineffective_options
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import SPLITS, is_user_dataset
-from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig
+from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, RunConfig, default_config
 from grpo_edu.runs.profiles import load_profile, profile_text, profiles_text, read_abouts
 from grpo_edu.runs.user_rewards import check_columns
 
@@ -190,13 +193,19 @@ def add_reward_check_options(command: ArgumentParser) -> None:
     command.add_argument(
         "reward", metavar="REWARD", help="FILE.py:function, package.module:function, or the name of a built-in one"
     )
-    add_options(command, RunConfig, _FILES)
+    add_options(command, RunConfig, (*_FILES, "model"))
     command.add_argument("--try", action="append", default=[], dest="texts", metavar="TEXT", help="try this answer too")
+    sampled = "also show N completions that the model samples, with their rewards (default: 0)"
+    command.add_argument("--samples", type=int, default=0, metavar="N", help=sampled)
 
 
 def run_reward_check_command(arguments: Namespace) -> int:
     """Print what a reward pays for right, wrong, empty and exploiting answers; returns the exit code."""
-    request = RunConfig(reward_funcs=(arguments.reward,), **given_options(arguments, _FILES))
+    if arguments.samples < 0:
+        raise ValueError(f"`samples` must be 0 or a positive number, got {arguments.samples}.")
+    if hasattr(arguments, "model") and not arguments.samples:
+        raise ValueError("`model` has no effect here: it needs `samples` above 0.")
+    request = RunConfig(reward_funcs=(arguments.reward,), **given_options(arguments, (*_FILES, "model")))
     data = request.load_data(backend="trl")  # also what only TRL's trainer gives to a reward
     from grpo_edu.model_files import load_tokenizer
     from grpo_edu.models import find_model
@@ -207,14 +216,18 @@ def run_reward_check_command(arguments: Namespace) -> int:
     problems, (function,), (name,) = data.problems, data.reward_funcs, request.reward_names
     chosen = problems[:: max(1, len(problems) // _TRIED)][:_TRIED]
     paid = try_reward(function, chosen, texts=arguments.texts, tokenizer=load_tokenizer(find_model("tiny"), ""))
+    samples = _sample_and_score(request, chosen, function, arguments.samples) if arguments.samples else []
     best = max((paid[right] for right in RIGHT if right in paid), default=None)
     wrong = {key: value for key, value in paid.items() if key not in RIGHT and not key.startswith(YOURS)}
     exploits = [] if best is None else [key for key, value in wrong.items() if value > best - _MARGIN]
     if arguments.json:
-        print(json.dumps({"reward": name, "paid": paid, "exploits": exploits}))
+        print(json.dumps({"reward": name, "paid": paid, "exploits": exploits, "samples": samples}))
         return 0
     print(f"What {name} pays, on average over {len(chosen)} training problems:")
     print("\n".join(f"  {key:<32}{value:.2f}" for key, value in paid.items()))
+    for sample in samples:
+        reward = "none" if sample["reward"] is None else f"{sample['reward']:.2f}"
+        print(f"=== sample: {sample['prompt']}\n--- reward {reward}\n{sample['completion']}")
     if max(paid.values()) - min(paid.values()) < _MARGIN:
         print(f"It pays {max(paid.values()):.2f} to every answer, so there is nothing to learn from it.")
         if best is not None and RIGHT[0] not in paid:
@@ -230,3 +243,21 @@ def run_reward_check_command(arguments: Namespace) -> int:
         holes = [verdict.exploit.name for verdict in judge_reward(function) if not verdict.holds]
         print(f"Exploits of the course that are paid as much as honest work: {', '.join(holes) or 'none'}.")
     return 0
+
+
+def _sample_and_score(
+    request: RunConfig, problems: Sequence[Problem], function: RewardFunction, count: int
+) -> list[dict[str, Any]]:
+    """Return completions that the model of a run samples for these problems in turn, with what a reward pays them."""
+    say_loading(request.model)
+    from grpo_edu.evaluation import evaluate
+    from grpo_edu.models import load_policy
+    from grpo_edu.runs.folder import model_source
+
+    repeated = [problems[number % len(problems)] for number in range(count)]
+    policy, tokenizer = load_policy(model_source(request.model))
+    length = default_config(request.data).max_completion_length
+    found = evaluate(policy, tokenizer, repeated, reward_funcs=function, max_completion_length=length, progress=True)
+    rewards = [None if math.isnan(reward) else reward for reward in found.rewards]
+    rows = zip(found.prompts, found.completions, rewards, strict=True)
+    return [{"prompt": prompt, "completion": text, "reward": reward} for prompt, text, reward in rows]

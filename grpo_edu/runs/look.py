@@ -53,6 +53,8 @@ def first_look(
             "completions will probably be cut off at the length limit. Set `eos_token` in tokenizer_config.json and "
             f"`eos_token_id` in generation_config.json of the model to {turn_end!r}."
         )
+    if request.num_examples:
+        lines.append(f"Solved examples in every prompt: the first {request.num_examples} of the training problems")
     further = dict.fromkeys(name for problem in problems for name in problem.columns)
     if further:
         lines.append(f"Further columns for the rewards: {', '.join(further)}")

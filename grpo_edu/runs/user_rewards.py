@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -50,6 +51,22 @@ def check_columns(reward_func: RewardFunction, columns: Sequence[str], backend: 
             )
 
 
+@contextmanager
+def _modules_next_to(file: Path) -> Iterator[None]:
+    """A context in which modules next to a file are found first, as Python does for a script.
+
+    Afterwards they are found last, so that imports inside of a function work and none replaces an installed package.
+    """
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+        if folder not in sys.path:
+            sys.path.append(folder)
+
+
 def _load_module(place: str, spec: str) -> ModuleType:
     """Import a file, or a module by its name."""
     path = Path(place).expanduser()
@@ -58,13 +75,12 @@ def _load_module(place: str, spec: str) -> ModuleType:
             return importlib.import_module(place)
         if not path.is_file():
             raise FileNotFoundError(f"`reward_funcs`: file {place} does not exist. Check the path in {spec}.")
-        if (folder := str(path.resolve().parent)) not in sys.path:
-            sys.path.append(folder)  # for modules next to the file; last, so that none replaces an installed package
         found = importlib.util.spec_from_file_location(f"grpo_edu_reward_{path.stem}", path.resolve())
         assert found is not None and found.loader is not None
         module = importlib.util.module_from_spec(found)
         sys.modules[found.name] = module  # where dataclasses and pickle look for it
-        found.loader.exec_module(module)
+        with _modules_next_to(path):
+            found.loader.exec_module(module)
         return module
     except FileNotFoundError:
         raise

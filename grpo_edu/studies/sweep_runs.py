@@ -28,7 +28,14 @@ from grpo_edu.runs.profiles import Profile
 from grpo_edu.runs.record import RunMetadata, model_label
 from grpo_edu.runs.recording import note_kept
 from grpo_edu.runs.run import open_policy, with_adapters
-from grpo_edu.runs.state import check_same_data, check_same_model, data_fingerprint, fingerprint
+from grpo_edu.runs.state import (
+    check_same_data,
+    check_same_model,
+    check_same_rewards,
+    data_fingerprint,
+    fingerprint,
+    reward_fingerprints,
+)
 from grpo_edu.studies.sweep import SweepPlan, SweepResult, Tried, settings_config, split_validation, sweep_text
 from grpo_edu.trainer import train
 
@@ -76,6 +83,7 @@ def resume_sweep(output: str | Path) -> SweepResult:
     found = sweep.fingerprints()
     check_same_model(config["fingerprint"], found["fingerprint"], folder.path)
     check_same_data(config.get("data_fingerprints"), found["data_fingerprints"], folder.path)
+    check_same_rewards(config.get("reward_fingerprints", {}), sweep.metadata.run_config.reward_funcs)
     with folder.resume():
         return sweep.run()
 
@@ -97,9 +105,13 @@ class Sweep:
         self.result = SweepResult(folder.path, plan, {name: getattr(self.base, name) for name in plan.space}, [])
 
     def fingerprints(self) -> dict[str, Any]:
-        """Return what config.json keeps of the model and the problems."""
+        """Return what config.json keeps of the model, the problems and the files of rewards."""
         data = {part: data_fingerprint(problems) for part, problems in self.problems.items()}
-        return {"fingerprint": fingerprint(open_policy(self.metadata)[0]), "data_fingerprints": data}
+        return {
+            "fingerprint": fingerprint(open_policy(self.metadata)[0]),
+            "data_fingerprints": data,
+            "reward_fingerprints": reward_fingerprints(self.metadata.run_config.reward_funcs),
+        }
 
     def run(self) -> SweepResult:
         """Do the runs that are missing, and write the result."""
