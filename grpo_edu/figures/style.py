@@ -55,7 +55,7 @@ def sheet(width: float, height: float) -> "Figure":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), facecolor=PAPER, layout="constrained")
-    figure._repr_png_ = partial(_draw_png, figure)  # type: ignore[attr-defined]
+    figure._repr_png_ = partial(_draw_png, figure)
     figure.get_layout_engine().set(w_pad=0.12, h_pad=0.08)  # inches of air, so that no label touches the edge
     return figure
 
