@@ -70,8 +70,8 @@ def test_a_run_keeps_everything(run, policy_dir, tmp_path, monkeypatch):
     monkeypatch.undo()  # with pictures
     trained = {}
 
-    def keep(name, dtype):
-        trained["model"], trained["tokenizer"] = load_policy(name, dtype)
+    def keep(name, dtype, **options):
+        trained["model"], trained["tokenizer"] = load_policy(name, dtype, **options)
         return trained["model"], trained["tokenizer"]
 
     monkeypatch.setattr(runs, "load_policy", keep)
