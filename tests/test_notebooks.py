@@ -57,7 +57,6 @@ LONGEST_CELL = 40  # lines
 OF_HIDDEN_INPUT, OF_HIDDEN_OUTPUT = "# Checks your answer.", 'print("Result")'
 MOST_WORDS, MOST_CODE_LINES = 2000, 300  # of a notebook's core; readers asked for the last 200 words of explanation
 MAX_LINE_WIDTH = 84  # characters that the book shows at 1280 pixels without a scroll bar
-NOT_YET_WRAPPED = {"notebooks/13_scaling_out.ipynb"}  # which is to be rewritten
 FEWEST_TURNS = 3  # calls of your_turn
 
 
@@ -439,8 +438,7 @@ def test_no_code_line_runs_out_of_the_box():
     assert wide_lines(new_notebook(cells=[new_code_cell("x = 1\n" + "y" * 85)])) == ["y" * 85]
     for folder in ("notebooks", "exercises", "solutions"):
         for path in (REPOSITORY / folder).rglob("*.ipynb"):
-            if path.relative_to(REPOSITORY).as_posix() not in NOT_YET_WRAPPED:
-                assert not wide_lines(nbformat.read(path, as_version=4)), path.name
+            assert not wide_lines(nbformat.read(path, as_version=4)), path.name
 
 
 def test_every_claim_belongs_to_a_notebook():
