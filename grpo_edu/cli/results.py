@@ -81,8 +81,8 @@ def add_compare_options(command: ArgumentParser) -> None:
 def run_compare_command(arguments: Namespace) -> int:
     """Print how two runs differ in settings and in held-out accuracy; returns the exit code."""
     from grpo_edu.evaluation import compare
+    from grpo_edu.problems.hub import read_run_config
     from grpo_edu.runs.comparison import read_evaluations, settings_that_differ, take_common
-    from grpo_edu.runs.folder import read_run_config
     from grpo_edu.runs.summary import accuracy_text
 
     first, then = arguments.runs

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from grpo_edu.dashboards.training_run import TrainingRun, limit_reward
 from grpo_edu.evaluation import Evaluation
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.rewards import RewardFunction, reward_name
-from grpo_edu.runs.folder import RunFolder, is_locked, read_run_config, size_on_disk
+from grpo_edu.runs.folder import RunFolder, is_locked, size_on_disk
 from grpo_edu.runs.record import RunMetadata, read_run_result
 from grpo_edu.runs.state import load_state, save_state
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_edu.evaluation import Evaluation
-from grpo_edu.runs.folder import read_run_config
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.runs.loading import load_problem_sets
 from grpo_edu.runs.options import use_current_names
 from grpo_edu.runs.record import read_run_result

@@ -17,7 +17,7 @@ from typing import Any
 
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.files import data_dir, read_utf8
-from grpo_edu.runs.folder import read_run_config
+from grpo_edu.problems.hub import read_run_config
 from grpo_edu.runs.options import CONFIG_FIELDS, OLD_NAMES, RUN_FIELDS, RunConfig, use_current_names
 from grpo_edu.runs.record import RunMetadata
 
