@@ -627,6 +627,15 @@ def test_a_reward_is_tried_on_what_the_model_writes(policy_dir, tmp_path, monkey
     assert main(check) == 2 and "--model has no effect" in capsys.readouterr().err
 
 
+def test_a_reward_finds_its_columns_in_the_held_out_file_too(tmp_path):
+    write(tmp_path / "sums.jsonl", SUMS)
+    write(tmp_path / "held.jsonl", [{"question": "What is 70 + 7?", "answer": "77"}])
+    write(tmp_path / "r.py", "def mine(completions, unit, **kwargs):\n    return [0.0] * len(completions)\n")
+    files = {"data": (str(tmp_path / "sums.jsonl"),), "heldout_file": str(tmp_path / "held.jsonl")}
+    with pytest.raises(ValueError, match="mine requires the column 'unit'"):
+        RunConfig(reward_funcs=(f"{tmp_path / 'r.py'}:mine",), **files).load_data()
+
+
 @pytest.mark.filterwarnings("ignore:.*None for all")
 def test_a_reward_that_applies_to_no_problem_is_refused_before_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

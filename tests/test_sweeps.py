@@ -1,6 +1,7 @@
 """Sweeps: what can be asked for, what the result may say, and a real sweep that is killed and resumed."""
 
 import json
+import math
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import pytest
 
 from grpo_edu.cli.main import main
 from grpo_edu.config import GRPOConfig
+from grpo_edu.evaluation import Evaluation
 from grpo_edu.problems.files import load_problems
 from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.templates import LEVELS, problem_key
@@ -167,6 +169,8 @@ def test_a_winner_needs_an_interval_above_zero():
     assert result.difference.low == pytest.approx(0.20 - 0.02484, abs=1e-4)
     assert result.outcome == "winner"
     assert "Winner: beta 0.04. +20 points [+18, +22]" in sweep_text(result)
+    few = [{**record, "n": 8} for record in result.records]  # a file may hold fewer problems than were asked for
+    assert "on 8 held-out problems" in sweep_text(replace(result, records=few))
 
 
 def test_the_same_mean_with_more_spread_is_no_winner():
@@ -290,6 +294,14 @@ def test_a_killed_sweep_goes_on_to_the_same_end(swept, tmp_path):
     result = sweep_runs.resume_sweep(tmp_path / "cut")
     assert without_times(result) == without_times(swept)
     assert (result.outcome, result.difference) == (swept.outcome, swept.difference)
+
+
+def test_a_sweep_by_a_reward_that_applies_to_no_problem_is_refused(tmp_path, monkeypatch):
+    unpaid = Evaluation(["?"], ["basic"], [""], [None], [False], rewards=[math.nan])
+    monkeypatch.setattr(sweep_runs, "train", lambda *arguments: ())
+    monkeypatch.setattr(sweep_runs, "evaluate", lambda *arguments, **options: unpaid)
+    with pytest.raises(ValueError, match="no reward applies"):
+        sweep_runs.start_sweep(RUINED, replace(PLAN, measure="reward"), output=tmp_path / "sweep")
 
 
 def test_resuming_a_finished_sweep_runs_nothing_again(swept, monkeypatch):

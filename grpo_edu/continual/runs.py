@@ -27,6 +27,7 @@ from grpo_edu.problems.templates import Problem
 from grpo_edu.runs.folder import RunFolder
 from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import write_log
+from grpo_edu.runs.record import model_label
 from grpo_edu.runs.recording import note_kept
 from grpo_edu.runs.state import (
     check_same_data,
@@ -83,7 +84,7 @@ def start_curriculum(
     Raises:
         ValueError, OSError: input that is not valid, or a stage that broke. A note of the error says how to resume.
     """
-    folder = RunFolder(output) if output else RunFolder.unused(f"curriculum-{Path(model).name}")
+    folder = RunFolder(output) if output else RunFolder.unused(f"curriculum-{model_label(str(model))}")
     folder.check(overwrite=overwrite)
     folder.check_apart(model_source(model))
     config = {

@@ -16,7 +16,7 @@ from grpo_edu.evaluation import Evaluation
 from grpo_edu.problems.hub import read_run_config
 from grpo_edu.rewards import RewardFunction, reward_name
 from grpo_edu.runs.folder import RunFolder, is_locked, size_on_disk
-from grpo_edu.runs.record import RunMetadata, read_run_result
+from grpo_edu.runs.record import RunMetadata, model_label, read_run_result
 from grpo_edu.runs.state import load_state, save_state
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def save_copy(run: TrainingRun, parent: Path) -> Path:
     if not run.folder.model.is_dir():  # Python ended before the run did
         with closing(run.events()) as events:
             next(events)  # the state is loaded, and closing saves its model
-    name = f"{Path(run.run_config.model).name}-dashboard-seed{run.config.seed}"
+    name = f"{model_label(run.run_config.model)}-dashboard-seed{run.config.seed}"
     folder = RunFolder.unused(name, parent=parent)
     folder.check_disk_space(size_on_disk(run.folder.path))
     shutil.copytree(run.folder.path, folder.path, ignore=shutil.ignore_patterns(".*", _FILE, _STATE))

@@ -19,7 +19,7 @@ from grpo_edu.problems.templates import data_dir
 from grpo_edu.runs.comparison import settings_that_differ
 from grpo_edu.runs.completions import by_reward, read_completions
 from grpo_edu.runs.log import read_log
-from grpo_edu.runs.record import evaluation_settings
+from grpo_edu.runs.record import evaluation_settings, read_run_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,11 +35,9 @@ def stored_runs(parent: str | Path) -> dict[str, dict[str, Any]]:
     """Name → config and result of each run in a folder that was evaluated to its end, in the order of the names."""
     found = {}
     for folder in sorted(Path(parent).glob("*")):
-        config, file = read_run_config(folder), folder / "result.json"
-        if config is None or not file.is_file():
-            continue
-        result = json.loads(file.read_text(encoding="utf-8"))
-        if result.get("accuracy_after"):
+        config = read_run_config(folder)
+        result = None if config is None else read_run_result(folder)
+        if result is not None and result["accuracy_after"]:
             found[folder.name] = {"folder": folder, "config": config, "result": result}
     return found
 

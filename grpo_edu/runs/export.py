@@ -16,7 +16,7 @@ from grpo_edu.problems.hub import read_run_config
 from grpo_edu.problems.templates import PROBLEM_SETS, data_dir
 from grpo_edu.prompts import chat_messages, prompt_style, render_prompt
 from grpo_edu.runs.options import use_current_names
-from grpo_edu.runs.record import read_run_result
+from grpo_edu.runs.record import model_label, read_run_result
 
 if TYPE_CHECKING:
     import torch
@@ -136,7 +136,7 @@ def model_card(
     parts = [
         "\n".join(["---", *header, "---"]),
         f"# {name}",
-        f"{Path(stored['model']).name} trained with GRPO by grpo_edu {stored['grpo_edu']} on {data}.",
+        f"{model_label(stored['model'])} trained with GRPO by grpo_edu {stored['grpo_edu']} on {data}.",
         "## Accuracy",
         _accuracy(result, config["seed"]),
         "## Rewards",

@@ -189,7 +189,8 @@ class RunConfig:
         examples, problems = self._load_training_problems()
         heldout = load_problem_sets(vars(self), "heldout", n=self.num_heldout, argument="num_heldout")
         functions = resolve_rewards(self.reward_funcs)
-        check_rewards(functions, problems, backend=backend or self.backend)
+        for part in (problems, heldout):
+            check_rewards(functions, part, backend=backend or self.backend)
         return RunData(examples, problems, heldout, functions)
 
     def _load_training_problems(self) -> tuple[list[Problem], list[Problem]]:

@@ -351,7 +351,8 @@ def sweep_text(result: SweepResult) -> str:
     if result.refused:
         lines += ["", "Not valid, or failed:", "", *(f"- {one}: {one.failure}" for one in result.refused)]
     if result.judged is not None:
-        title = f"Final comparison on {plan.num_heldout} held-out problems, with {plan.judge_seeds} new seeds:"
+        n = next(record.get("n", plan.num_heldout) for record in result.records if record["part"] == "judge")
+        title = f"Final comparison on {n} held-out problems, with {plan.judge_seeds} new seeds:"
         lines += ["", title, ""]
         lines += [
             f"- {name}: {', '.join(_means(one, result))}, seeds {_each(one)}"

@@ -205,6 +205,8 @@ class Sweep:
             max_completion_length=config.max_completion_length,
             seed=config.seed,
         )
+        if found.reward is None and self.plan.measure == "reward":
+            raise ValueError("no reward applies to the problems of the evaluation; measure the accuracy")
         reward = {"reward": found.reward.value} if found.reward else {}
         return {"accuracy": found.accuracy, "k": found.k, "n": found.n, **reward}
 
