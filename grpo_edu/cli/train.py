@@ -252,10 +252,9 @@ def _sample_and_score(
     say_loading(request.model)
     from grpo_edu.evaluation import evaluate
     from grpo_edu.models import load_policy
-    from grpo_edu.runs.folder import model_source
 
     repeated = [problems[number % len(problems)] for number in range(count)]
-    policy, tokenizer = load_policy(model_source(request.model))
+    policy, tokenizer = load_policy(request.model)
     length = default_config(request.data).max_completion_length
     found = evaluate(policy, tokenizer, repeated, reward_funcs=function, max_completion_length=length, progress=True)
     rewards = [None if math.isnan(reward) else reward for reward in found.rewards]
