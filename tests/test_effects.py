@@ -136,7 +136,7 @@ def test_an_option_changes_the_numbers_exactly_where_the_table_lets_it_pass(name
         ("curriculum --overwrite", "--overwrite .*--output"),
         ("curriculum --data-path .", "--data-path .*--profile.*gsm8k"),
         ("sweep --overwrite", "--overwrite .*--output"),
-        ("sweep --profile rloo.json --scale-rewards group,batch", "--scale-rewards .*advantage_estimator"),
+        ("sweep --profile rloo.json --scale-rewards group,batch", "--scale-rewards .*--advantage-estimator"),
         ("cluster --profile quick --gpus-per-node 0 --deepspeed", "--deepspeed .*--gpus-per-node"),
         ("cluster --profile quick -- --greedy", "greedy.* train"),
         ("cluster --profile quick -- --abort-grad-norm 3", "abort_grad_norm.*backend"),
