@@ -231,6 +231,8 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
             inside = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
             sliders = page.locator(".noUi-target:visible").evaluate_all("all => all.map(one => one.offsetWidth)")
             assert inside and all(size >= 180 for size in sliders), (tab, width, sliders)
+            cut = page.locator("#rendered_cells").evaluate("e => e.scrollHeight > e.clientHeight")
+            assert not cut, f"{tab}: a part of the page scrolls inside the page"
             shoot(page, f"app_{tab}_{width}")
         names = page.locator(".noUi-handle:visible").evaluate_all("all => all.map(one => one.ariaLabel)")
         assert all(names), (tab, names)
@@ -250,7 +252,8 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
 @pytest.mark.browser
 def test_the_model_is_asked_trained_and_asked_again_by_a_kernel_that_runs_no_code(app, page):
     says(page, "Recorded before training")
-    press(page, "Two answers to a question")
+    press(page, "2 answers, 20 steps")
+    page.get_by_text("training steps = 20").wait_for()
     press(page, "1 Ask")
     says(page, "The model answered 2 times")
     press(page, "2 Score")
@@ -271,7 +274,7 @@ def test_the_model_is_asked_trained_and_asked_again_by_a_kernel_that_runs_no_cod
 @pytest.mark.browser
 @pytest.mark.long
 def test_a_page_that_is_loaded_again_offers_what_was_trained_before(page):
-    press(page, "Two answers to a question")
+    press(page, "2 answers, 20 steps")
     five_steps(page)
     press(page, "3 Train")
     says(page, "was trained for 5 steps")

@@ -44,7 +44,7 @@ _TABS = {
     "Ask": _Tab(
         lambda: AskTheModel(parent=_runs()),
         "00_start_here",
-        {"Two answers to a question": {"size": 2}, "Many answers, more training": {"size": 16, "steps": 40}},
+        {"2 answers, 20 steps": {"size": 2, "steps": 20}, "16 answers, 40 steps": {"size": 16, "steps": 40}},
     ),
     "Train": _Tab(
         lambda: TrainingDashboard(parent=_runs()),
@@ -124,10 +124,13 @@ class App(widgets.Tab):
 
 
 def _beside(dashboard: widgets.Widget, tab: _Tab) -> widgets.Widget:
-    """The presets to try and the notebook to read."""
-    actions = {}
-    for label, values in tab.presets.items():
-        actions[label] = (lambda button, values=values: _set(dashboard, values), "set the controls to this example")
+    """The presets to try, what the last one has set, and the notebook to read."""
+    told = widgets.HTML()
+
+    def choose(button: widgets.Button) -> None:
+        told.value = say_html(_set(dashboard, tab.presets[button.description]))
+
+    actions = {label: (choose, "set the controls to this example") for label in tab.presets}
     _, row = button_row(actions)
     name = html.escape(f"notebook {tab.notebook[:2]}")
     if NOTEBOOKS in os.environ:
@@ -135,14 +138,20 @@ def _beside(dashboard: widgets.Widget, tab: _Tab) -> widgets.Widget:
         name = f'<a href="{base}voila/files/notebooks/{tab.notebook}.html" target="_blank">{name}</a>'
     said = widgets.HTML("Try this: " if actions else "", layout=widgets.Layout(flex="0 0 auto"))
     read = widgets.HTML(f"What this shows is explained in {name} of the course.")
-    return widgets.VBox([widgets.HBox([said, row]), read])
+    return widgets.VBox([widgets.HBox([said, row]), told, read])
 
 
-def _set(dashboard: Any, values: dict[str, Any]) -> None:
+def _set(dashboard: Any, values: dict[str, Any]) -> str:
+    """Set controls to the values of a preset; return in words what was set, as some controls are folded away."""
+    said = []
     for name, value in values.items():
         first, _, key = name.partition(".")
         control = getattr(dashboard, first)
-        (control[key] if key else control).value = value
+        control = control[key] if key else control
+        control.value = value
+        shown = ", ".join(value) if isinstance(value, tuple) else value
+        said.append(f"{control.description} = {shown}")
+    return f"Set: {'; '.join(said)}."
 
 
 def _runs() -> Path:
