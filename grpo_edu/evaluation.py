@@ -133,7 +133,8 @@ class Evaluation:
     @property
     def has_partial_credit(self) -> bool:
         """Whether the rewards say more than which problems are solved."""
-        return bool(self.rewards) and self.rewards != [float(correct) for correct in self.correct]
+        is_paid = not all(map(math.isnan, self.rewards))
+        return is_paid and self.rewards != [float(correct) for correct in self.correct]
 
     @property
     def low(self) -> float:

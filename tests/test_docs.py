@@ -134,6 +134,14 @@ def test_the_spelling_is_right():
     )
 
 
+def test_the_changelog_says_each_thing_once():
+    """When branches were merged, lines that both had changed were there twice."""
+    text = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    for version in text.split("\n## "):
+        headings = re.findall(r"^- (\*\*.+?\*\*)", version, re.MULTILINE)
+        assert len(headings) == len(set(headings)), [one for one in headings if headings.count(one) > 1]
+
+
 def test_conda_asks_for_what_the_package_asks_for():
     """environment.yml has pyproject's ranges under conda-forge's names; TRL comes with the package, by pip."""
     environment = (REPOSITORY / "environment.yml").read_text(encoding="utf-8")

@@ -200,6 +200,8 @@ def test_rewards_that_equal_the_accuracy_are_not_printed_twice():
     assert compare(*same).reward.difference == 0.5 and same[1].counts()["reward"]["value"] == 0.75
     half = replace(after, rewards=[1.0, 0.5, 1.0, 1.0])  # 1, 0.5, 0 and 1 more than before
     assert half.has_partial_credit and "mean reward 0.875 [" in str(half)
+    unpaid = replace(half, rewards=[math.nan] * half.n)
+    assert not unpaid.has_partial_credit and unpaid.reward is None, "a reward that applies to none of the problems"
     change = compare(same[0], half).reward
     assert (change.difference, change.low, change.high) == (0.625, 0.25, 1.0)
     assert str(compare(same[0], half)).endswith("; reward +0.625 [+0.250, +1.000]")

@@ -59,8 +59,7 @@ class RunResult:
     turn_end: str | None = None
 
     def __repr__(self) -> str:
-        measured = self.before if self.after is None else compare(self.before, self.after)
-        return f"{len(self.history)} steps in {self.output}: {measured!r}"
+        return f"{len(self.history)} steps in {self.output}: {self.comparison or self.before!r}"
 
     @property
     def config(self) -> GRPOConfig:
