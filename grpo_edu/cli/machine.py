@@ -145,8 +145,9 @@ def run_cluster_command(arguments: Namespace) -> int:
         print(json.dumps({"files": [str(file) for file in files], **batch}))
         return 0
     print("\n".join(f"wrote {file}" for file in files))
+    who = "one process samples" if job.processes == 1 else f"{job.processes} processes share"
     print(
-        f"{job.processes} processes share {config.prompts_per_step} prompts x {config.num_generations} completions per "
+        f"{who} {config.prompts_per_step} prompts x {config.num_generations} completions per "
         f"step, for {config.max_steps} steps.\nRead the script, then submit it: sbatch {shlex.quote(str(files[0]))}"
     )
     return 0

@@ -288,7 +288,7 @@ def _column(row: Row, names: Mapping[str, str], field: str, usual: Sequence[str]
     if name is not None:
         return name
     missing = f"{field}={names[field]} names a column that" if field in names else f"a column for the {field}"
-    advice = f"name the right one with `columns` {field}=COLUMN" + (
+    advice = f"name the right one with --columns {field}=COLUMN (in Python `columns`)" + (
         "" if field in names else f", or call it {usual[0]}"
     )
     raise ValueError(f"{where}: {missing} is missing; the columns are {', '.join(map(str, content))}; {advice}")
