@@ -98,7 +98,8 @@ def _used(page, scope, names):
 
     def press(one, name, key):
         one.press(key)
-        problems.extend([f"loses the focus with {key}: {name}"] * (not one.evaluate(_FOCUSED)))
+        if one.count():  # a late answer to an earlier button may have made it again
+            problems.extend([f"loses the focus with {key}: {name}"] * (not one.evaluate(_FOCUSED)))
 
     page.evaluate("() => addEventListener('click', caught, true)")
     for button in scope.locator("[data-walk]:is(button, [role=button])").all():
@@ -118,9 +119,10 @@ def _used(page, scope, names):
             moved = []
             for key, back in 3 * (keys, keys[::-1]):
                 press(handle, name, key)
-                moved.append(handle.evaluate(_VALUE))
+                moved.append(handle.evaluate(_VALUE) if handle.count() else "made again")
                 if moved[-1] != before:
-                    press(handle, name, back)
+                    if handle.count():
+                        press(handle, name, back)
                     break
                 if len(moved) % 2 == 0:  # a kernel that still answers an earlier key may have set it back
                     page.wait_for_timeout(500)

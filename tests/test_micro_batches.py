@@ -108,7 +108,7 @@ def test_tied_groups_are_left_out(tokenizer):
 def test_single_rows_give_what_the_whole_batch_gives(tokenizer, loss_type, level):
     options = {**SMALL, "num_iterations": 2, "beta": 0.05, "epsilon": 0.01, "max_grad_norm": 1e9}
     options |= {"loss_type": loss_type, "importance_sampling_level": level}
-    options |= {"epsilon_high": 1.01 if LOSSES[loss_type].clips == "weight" else 0.01}
+    options |= {"epsilon_high": 0.9 if LOSSES[loss_type].clips == "weight" else 0.01}
     config = GRPOConfig(**options, mask_truncated_completions=True)
     whole, single = make_model(), make_model()
     batch, reference = make_batch(whole, tokenizer, config), make_model()
