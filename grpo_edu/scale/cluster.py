@@ -31,7 +31,6 @@ from typing import TYPE_CHECKING, Any
 from grpo_edu.config import append_field_docs, setting
 from grpo_edu.problems.templates import Problem, data_dir, prompt_options
 from grpo_edu.prompts import PromptStyle, chat_messages, prompt_style, set_prompt_style
-from grpo_edu.rewards import RewardFunction
 from grpo_edu.runs.loading import resolve_rewards
 from grpo_edu.runs.options import (
     ALL_LAYERS,
@@ -241,7 +240,7 @@ def trl_config(job: ClusterJob, folder: Path, request: RunConfig) -> str:
         "model_name_or_path": str(model_path(request.model)),
         "dtype": request.dtype,
         "dataset_name": str(folder / "data"),
-        "reward_funcs": [reward_path(reward) for reward in request.reward_funcs],
+        "reward_funcs": [f"job_rewards.{name}" for name, _ in reward_imports(request, folder)],
         "output_dir": str(folder / "run"),
         **job.trl_settings(),
         "beta": config.beta,
@@ -265,26 +264,24 @@ def trl_config(job: ClusterJob, folder: Path, request: RunConfig) -> str:
     return "# Read by `trl grpo --config job.yaml`.\n" + yaml.safe_dump(given, sort_keys=False, allow_unicode=True)
 
 
-def reward_path(reward: str | RewardFunction) -> str:
-    """Return the dotted path by which `trl grpo`, started in the job's folder, imports a reward function."""
-    if isinstance(reward, str) and ":" in reward:
-        return f"job_rewards.{reward.rpartition(':')[2]}"
-    (function,) = resolve_rewards([reward])
-    return f"job_rewards.{function.__qualname__}"
-
-
-def reward_module(request: RunConfig, folder: Path) -> str:
-    """Return the module from which TRL imports the rewards of a run; the user's own are adapted to TRL."""
-    lines = []
+def reward_imports(request: RunConfig, folder: Path) -> list[tuple[str, str]]:
+    """Return each reward's name in the job's module of rewards, and its lines there; own ones are adapted to TRL."""
+    found = []
     for reward in request.reward_funcs:
         place, sign, name = reward.rpartition(":") if isinstance(reward, str) else ("", "", "")
         if place.endswith(".py"):
             place = ".".join(Path(place).relative_to(folder).with_suffix("").parts)
         if sign:
-            lines.append(f"from {place} import {name}\n\n{name} = for_trl({name})\n")
+            found.append((name, f"from {place} import {name}\n\n{name} = for_trl({name})\n"))
         else:
             (function,) = resolve_rewards([reward])
-            lines.append(f"from {function.__module__} import {function.__qualname__}\n")
+            found.append((function.__qualname__, f"from {function.__module__} import {function.__qualname__}\n"))
+    return found
+
+
+def reward_module(request: RunConfig, folder: Path) -> str:
+    """Return the module from which `trl grpo`, started in the job's folder, imports the rewards of a run."""
+    lines = [code for _, code in reward_imports(request, folder)]
     return _template("job_rewards.py").render(rewards="\n".join(lines))
 
 
