@@ -7,6 +7,7 @@ Set GRPO_EDU_SCREENSHOTS to a folder to look at what the browser saw.
 import html
 import json
 import re
+import time
 
 import nbformat
 import pytest
@@ -289,13 +290,14 @@ def drag(page, handle, pixels):
     """Move a slider's handle with the mouse; returns what was seen on the way."""
     bars = page.get_by_alt_text("rewards and their advantages")
     seen = [bars.get_attribute("alt")]
+    handle.hover()  # once it stands still: pictures above it that come late move it
     box = handle.bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.mouse.move(x, y)
     page.mouse.down()
     for part in range(1, 6):
         page.mouse.move(x + pixels * part / 5, y)
-        for _ in range(50):  # the kernel of a busy computer takes seconds
+        deadline = time.monotonic() + RUN_SECONDS / 5  # the kernel of a busy computer waits for a core
+        while time.monotonic() < deadline:
             page.wait_for_timeout(100)
             if bars.get_attribute("alt") != seen[-1]:
                 break
