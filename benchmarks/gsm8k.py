@@ -12,8 +12,8 @@ learns GSM8K's own solutions with as many tokens as "accuracy" processed. All ar
 the test set, greedily and sampled at temperature 1, by three readings of each completion: strict (`extract_answer`, a
 number after ``####``), lenient (the last number anywhere), and whether the form can be read at all.
 
-Each result is one line of ``benchmarks/results/gsm8k.jsonl``. Runs keep checkpoints in ``runs/gsm8k``, and the same
-command goes on where it was stopped.
+Each result is one line of ``benchmarks/results/gsm8k.jsonl``; ``gsm8k.json`` holds the summary. Runs keep checkpoints
+in ``runs/gsm8k``, and the same command goes on where it was stopped.
 """
 
 from __future__ import annotations
@@ -29,9 +29,21 @@ from typing import Any
 import torch
 
 from benchmarks.extraction import last_number, same_number
-from benchmarks.harness import RESULTS, Ledger, bits, finetune_for, finish_run, ledger_options, share, shuffled
+from benchmarks.harness import (
+    RESULTS,
+    Ledger,
+    bits,
+    finetune_for,
+    finish_run,
+    ledger_options,
+    ones,
+    save,
+    share,
+    shuffled,
+)
 from grpo_edu import accuracy_reward, evaluate, format_reward, generate, load_policy, render_prompt
 from grpo_edu.config import SupervisedConfig
+from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
 from grpo_edu.fast.lora import add_lora, load_adapters
 from grpo_edu.machine.hardware import cpu_report
 from grpo_edu.model_files import choose_device
@@ -50,6 +62,7 @@ NUM_TEST, NUM_SELECTION, NUM_EXAMPLES = 300, 24, 3
 SETTINGS = ((0, 1.0), (0, 0.6), (NUM_EXAMPLES, 1.0), (NUM_EXAMPLES, 0.6))
 ARMS = ("accuracy", "form", "shuffled", "supervised")
 SUPERVISED_RATE = 1e-4
+READINGS = [f"{way}/{reading}" for way in ("greedy", "sampled") for reading in ("strict", "lenient", "readable")]
 DEVICE = choose_device()
 DTYPE = "bfloat16" if DEVICE.type == "cuda" or cpu_report()["fast_bf16"] else "float32"
 MACHINE = f"{DEVICE.type}, {DTYPE}"
@@ -110,17 +123,11 @@ class Study:
         self.ledger.add(**key, machine=MACHINE, **found)
         print(key, found, flush=True)
 
-    def choose_setting(self) -> tuple[int, float]:
-        """Return the number of examples and the temperature by the rule, see the head of this module."""
-        rows = [row for row in self.ledger.select(phase="select") if row["truncated"] <= 0.25]
-        best = max(rows, key=lambda row: (row["mixed_groups"], -row["tokens"]))
-        return best["num_examples"], best["temperature"]
-
     # ---- training ----
 
     def run_config(self, arm: str, seed: int, steps: int) -> RunConfig:
         """Return the run of an arm: the profile with its reward."""
-        num_examples, temperature = self.choose_setting()
+        num_examples, temperature = choose_setting(self.ledger)
         rewards = {"accuracy": accuracy_reward, "form": format_reward, "shuffled": shuffled(accuracy_reward, seed)}
         return replace(
             PROFILE,
@@ -149,7 +156,7 @@ class Study:
         like = self.ledger.find(phase="report", arm="accuracy", seed=seed, steps=steps)
         if like is None:
             raise SystemExit("The arm accuracy has to run before supervised training on as many tokens")
-        base, tokenizer = self.open_model(self.choose_setting()[0])
+        base, tokenizer = self.open_model(choose_setting(self.ledger)[0])
         torch.manual_seed(seed)
         model = add_lora(base, rank=PROFILE.lora_rank)
         problems = load_gsm8k("train", self.data, n=self.num_problems)[NUM_EXAMPLES:]
@@ -221,11 +228,55 @@ def summarize_steps(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def choose_setting(ledger: Ledger) -> tuple[int, float]:
+    """Return the number of examples and the temperature by the rule, see the head of this module."""
+    rows = [row for row in ledger.select(phase="select") if row["truncated"] <= 0.25]
+    best = max(rows, key=lambda row: (row["mixed_groups"], -row["tokens"]))
+    return best["num_examples"], best["temperature"]
+
+
+def count_answers(row: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return how many answers of a judged row count in each reading, with Wilson's 95% interval."""
+    counts = {}
+    for name in READINGS:
+        k, n = row[name].count("1"), len(row[name])
+        low, high = wilson_interval(k, n)
+        counts[name] = {"k": k, "n": n, "accuracy": k / n, "low": low, "high": high}
+    return counts
+
+
+def compare_rows(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return after − before in each reading, with the 95% interval over problems and McNemar's exact p-value."""
+    changes = {}
+    for name in READINGS:
+        old, new = ones(before[name]), ones(after[name])
+        changes[name] = vars(paired_bootstrap(old, new)) | {"p_value": mcnemar(old, new).p_value}
+    return changes
+
+
+def summary(ledger: Ledger) -> dict[str, Any]:
+    """Return what the rule chose, the counts of the untrained model and of each run, and what each run changed."""
+    num_examples, temperature = choose_setting(ledger)
+    untrained = {row["num_examples"]: row for row in ledger.select(phase="untrained")}
+    found: dict[str, Any] = {
+        "chosen": {"num_examples": num_examples, "temperature": temperature},
+        "untrained": {f"{count} examples": count_answers(row) for count, row in untrained.items()},
+        "runs": [],
+    }
+    for row in ledger.select(phase="report"):
+        run = {name: row[name] for name in ("arm", "seed", "steps", "machine", "tokens")}
+        run |= {"counts": count_answers(row), "change": compare_rows(untrained[num_examples], row)}
+        accuracy = ledger.find(phase="report", arm="accuracy", seed=row["seed"], steps=row["steps"])
+        if accuracy and row is not accuracy:
+            run["accuracy minus this"] = compare_rows(row, accuracy)
+        found["runs"].append(run)
+    return found
+
+
 def print_judgement(row: dict[str, Any]) -> None:
     """Print the shares of a judged row."""
-    readings = [f"{way}/{name}" for way in ("greedy", "sampled") for name in ("strict", "lenient", "readable")]
     who = {name: row.get(name) for name in ("phase", "arm", "seed", "num_examples") if name in row}
-    print(who, {name: round(share(row[name]), 3) for name in readings}, flush=True)
+    print(who, {name: round(share(row[name]), 3) for name in READINGS}, flush=True)
 
 
 def main() -> int:
@@ -245,6 +296,7 @@ def main() -> int:
             study.report_arm(arm, seed, options.steps)
     for num_examples in (0, NUM_EXAMPLES):
         study.report_prompt(num_examples)
+    save(LEDGER.with_suffix(".json"), COMMAND, summary(study.ledger))
     return 0
 
 

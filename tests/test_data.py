@@ -71,7 +71,7 @@ def test_a_bad_line_is_named(tmp_path, line, message):
 def test_a_line_that_is_not_utf8_is_named(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(LINE.encode() + b"\n" + LINE.replace("p", "\xe9").encode("latin-1") + b"\n")
-    with pytest.raises(ValueError, match=r"bad\.jsonl:2: this line is not JSON .*utf-8"):
+    with pytest.raises(ValueError, match=r"bad\.jsonl:2: the byte 0x.. is not UTF-8"):
         read_problems(path)
 
 

@@ -168,7 +168,7 @@ def test_a_healthy_log_is_silent(name):
         (drawn(lambda x: 0.5, noise=0), "The reward is 0.5 in every step"),
         (drawn(lambda x: 0.3 + 0.5 * x, accuracy=lambda x: 0.7 - 0.5 * x), "The reward rises while the accuracy"),
         (drawn(lambda x: 0.2 + 0.3 * x, **{"completions/mean_length": 512.0}), "Many completions are cut off."),
-        (drawn(lambda x: nan), "Some numbers are no longer finite."),
+        (drawn(lambda x: nan), "Some numbers are not finite."),
     ],
 )  # fmt: skip
 def test_the_course_of_the_reward_comes_first(rows, sees):

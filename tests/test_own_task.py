@@ -155,7 +155,7 @@ BAD_FILES = {
     "one question": ("a.jsonl", QUESTION, (), ("a.jsonl", "at least two")),
     "not JSON": ("a.jsonl", QUESTION + "{oops\n", (), ("a.jsonl:2", "JSON")),
     "a list per line": ("a.jsonl", QUESTION + "[1]\n", (), ("a.jsonl:2", "list")),
-    "bytes that are not text": ("a.jsonl", b'\xff\xfe{"question"', (), ("a.jsonl:1", "JSON")),
+    "bytes that are not text": ("a.jsonl", b'\xff\xfe{"question"', (), ("a.jsonl:1", "UTF-8")),
     "one object as .json": ("a.json", "{}", (), ("a.json", "list of JSON objects")),
     "lines as .json": ("a.json", QUESTION * 2, (), ("a.json:2", ".jsonl")),
     "another kind": ("a.xlsx", "PK", (), ("a.xlsx", ".jsonl", ".csv")),

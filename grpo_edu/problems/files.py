@@ -38,12 +38,12 @@ def read_utf8(path: Path) -> str:
 def json_records(path: Path, keys: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the object of each line, which has a string for each of `keys`. Blank lines are skipped."""
     found = False
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(read_utf8(path).split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
         try:
-            record = json.loads(line.decode("utf-8-sig"))
+            record = json.loads(line)
         except ValueError as error:
             raise ValueError(f"{where}: this line is not JSON ({error}); repair or remove it") from error
         if not isinstance(record, dict):
