@@ -54,7 +54,7 @@ HOW_TO_RUN = (
     "computer](../README.md#start)."
 )
 PLAYED_RUN = (
-    "**Play the run.** This recording has the settings of the cell above. Choose a held-out instruction, press *Play*, "
+    "**Play the run.** This recording has the settings of the run above. Choose a held-out instruction, press *Play*, "
     "and watch which of the first answers become likelier and what replaces them."
 )
 INSPECTED_STEP = (
@@ -284,10 +284,9 @@ def embedded(page, text):
     if page == f"notebooks/{REAL}.ipynb" and text.startswith("In the dashboard you ask the model yourself"):
         stored = compact(json.loads(stored_curves("ask_smollm2.json")))
         return f"\n\n<div class='course-explorer' data-explorer='looks' data-recording='{stored}'></div>"
-    if page == f"notebooks/{REAL}.ipynb" and text.startswith("When we ran it, the mean reward"):
-        return f"\n\n{PLAYED_RUN}\n\n{from_recording('run', stored_curves('smollm2_run.json'), '')}"
-    if page == f"notebooks/{REAL}.ipynb" and text.startswith("*Obeys* rises, and"):
-        return f"\n\n{INSPECTED_STEP}\n\n{inspected('', 'tokens_smollm2.json')}"
+    if page == f"notebooks/{REAL}.ipynb" and text.startswith("*Obeys* rises, and"):  # after what readers predict
+        played = from_recording("run", stored_curves("smollm2_run.json"), "")
+        return f"\n\n{PLAYED_RUN}\n\n{played}\n\n{INSPECTED_STEP}\n\n{inspected('', 'tokens_smollm2.json')}"
     return ""
 
 
@@ -350,7 +349,8 @@ def prepare(folder, config):
             text = PLAYED.sub(lambda picture: playground(f"\n\n{picture[0]}\n\n"), text)
             if name == "README.md":  # the book begins with it
                 title, about, rest = text.split("\n\n", 2)
-                text = "\n\n".join([title, about, playground(""), rest])
+                blocks = [block for block in rest.split("\n\n") if "web book" not in block[:20]]  # this is it
+                text = "\n\n".join([title, about, playground(""), *blocks])
                 text = text.replace("Clone this repository", f"Clone [this repository]({url})") if url else text
         else:
             notebook = json.loads(text)

@@ -205,6 +205,23 @@ def test_axe_finds_nothing_in_the_pages(open_page, pages, viewport, scheme):
 
 
 @pytest.mark.browser
+def test_code_fits_a_laptop_and_stored_html_has_the_ground_of_the_page(open_page, address):
+    page, wide = open_page("README.html", {"width": 1280, "height": 720}, "dark"), []
+    for name in ("README", "notebooks/02_reward_functions", "notebooks/16_several_turns"):
+        page.goto(f"{address}/{name}.html", wait_until="load")
+        page.evaluate("document.querySelectorAll('.bd-article details').forEach(one => { one.open = true; })")
+        texts = "all => all.filter(one => one.scrollWidth > one.clientWidth + 1).map(one => one.textContent)"
+        wide += [(name, text) for text in page.locator(".bd-article pre").evaluate_all(texts)]
+    assert not wide, wide
+    board = page.locator(".output:has(> .grpo-edu-words)").first
+    assert board.evaluate("e => getComputedStyle(e).backgroundColor") == "rgba(0, 0, 0, 0)"
+    color = "e => getComputedStyle(e).color"
+    assert board.evaluate(color) == page.locator("body").evaluate(color)
+    board.scroll_into_view_if_needed()
+    shoot(page, "book_word_game_dark")
+
+
+@pytest.mark.browser
 @pytest.mark.long
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_mathematics_is_typeset_in_light_and_dark(open_page, scheme):

@@ -13,7 +13,7 @@ function element(name, attributes = {}, ...children) {
   return made;
 }
 
-const BLUE = "#0072B2", RED = "#D55E00", GREEN = "#009E73";
+const BLUE = "#0072B2", LIGHT_BLUE = "#56B4E9", RED = "#D55E00", GREEN = "#009E73";
 const WIDTH = 320, HEIGHT = 210, LEFT = 44, RIGHT = 308, TOP = 28, BOTTOM = 172;
 
 /* One panel with axes; returns it with functions that place x and y. */

@@ -177,7 +177,6 @@ class PlayWords(Dashboard):
             wins = sum(map(_is_won, games))
             boards.append(_board(title, f"won {wins} of {len(games)} games with this word", given, games[0]))
         key = "+ right, ? elsewhere in the word, − not in the word. A guess fits if all signs above allow it."
-        self.alt = text
         self._static = f'<div class="grpo-edu-words">{"".join(boards)}<p>{key}</p></div>'
         self.picture.value = f"<style>{read_web('words.css')}</style>{self._static}"
         self.say(text)

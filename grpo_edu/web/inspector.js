@@ -157,9 +157,13 @@
       }));
     };
 
-    /* Scroll the answers, and not the page, to the one with the chosen token. */
+    /* Scroll the answers, and not the page, to the one with the chosen token. The last ones cannot be on top: then the list
+       begins with an earlier one that is not cut, if the chosen one can still be seen. */
     const find = () => {
-      answers.scrollTop = answers.children[chosen.row].offsetTop;
+      const tops = [...answers.children].map(one => one.offsetTop), { offsetTop, offsetHeight } = answers.children[chosen.row];
+      const most = answers.scrollHeight - answers.clientHeight;
+      const first = tops[tops.findLastIndex((top, row) => row <= chosen.row && top <= most)] ?? 0;
+      answers.scrollTop = first + answers.clientHeight < offsetTop + offsetHeight ? offsetTop : first;
     };
 
     const choose = (row, at) => {
