@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 from pathlib import Path
 
+from benchmarks.harness import GSM8K, RESULTS
 from grpo_edu.problems.files import load_gsm8k
 from grpo_edu.prompts import extract_answer
 
-HERE = Path(__file__).resolve().parent
 COMMAND = "python -m benchmarks.extraction"
 
 
@@ -58,9 +57,8 @@ def same_number(answer: str | None, truth: str) -> bool:
 def main() -> int:
     """Count, store and print."""
     parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    folder = os.environ.get("GRPO_EDU_GSM8K")
-    parser.add_argument("--gsm8k", type=Path, default=folder, required=folder is None, help="test.jsonl, train.jsonl")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "extraction.json")
+    parser.add_argument("--gsm8k", type=Path, default=GSM8K, help="the folder with test.jsonl and train.jsonl")
+    parser.add_argument("--output", type=Path, default=RESULTS / "extraction.json")
     options = parser.parse_args()
     problems = [problem for split in ("test", "train") for problem in load_gsm8k(split, options.gsm8k)]
     misread = count_misread([problem.solution for problem in problems])

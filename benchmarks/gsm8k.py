@@ -1,4 +1,4 @@
-"""GRPO on GSM8K with half a billion parameters: ``python -m benchmarks.gsm8k --model FILE.gguf --data FOLDER``.
+"""GRPO on GSM8K with half a billion parameters: ``python -m benchmarks.gsm8k``.
 
 The run is the profile gsm8k-0.5b: LoRA on Qwen2.5-Coder-0.5B-Instruct. The rule for prompt and temperature was written
 before anything was measured: of each setting in `SETTINGS`, 24 training problems that no run trains on get 8 samples
@@ -24,12 +24,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import Any
 
 import torch
 
 from benchmarks.extraction import last_number, same_number
 from benchmarks.harness import (
+    GSM8K,
     RESULTS,
     Ledger,
     bits,
@@ -47,6 +49,7 @@ from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
 from grpo_edu.fast.lora import add_lora, load_adapters
 from grpo_edu.machine.hardware import cpu_report
 from grpo_edu.model_files import choose_device
+from grpo_edu.problems.equations import check_equations
 from grpo_edu.problems.files import load_gsm8k
 from grpo_edu.problems.templates import Problem, prompt_options
 from grpo_edu.prompts import PromptStyle, extract_answer, set_prompt_style
@@ -62,7 +65,8 @@ NUM_TEST, NUM_SELECTION, NUM_EXAMPLES = 300, 24, 3
 SETTINGS = ((0, 1.0), (0, 0.6), (NUM_EXAMPLES, 1.0), (NUM_EXAMPLES, 0.6))
 ARMS = ("accuracy", "form", "shuffled", "supervised")
 SUPERVISED_RATE = 1e-4
-READINGS = [f"{way}/{reading}" for way in ("greedy", "sampled") for reading in ("strict", "lenient", "readable")]
+WAYS = ("greedy", "sampled")
+READINGS = [f"{way}/{reading}" for way in WAYS for reading in ("strict", "lenient", "readable")]
 DEVICE = choose_device()
 DTYPE = "bfloat16" if DEVICE.type == "cuda" or cpu_report()["fast_bf16"] else "float32"
 MACHINE = f"{DEVICE.type}, {DTYPE}"
@@ -245,12 +249,25 @@ def count_answers(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     return counts
 
 
+def count_equations(row: dict[str, Any]) -> dict[str, int]:
+    """Return how many equations the greedy answers of a judged row have, and how many of them are false."""
+    verdicts = [holds for text in row["greedy/completions"] for holds in check_equations(text)]
+    return {"equations": len(verdicts), "false": verdicts.count(False)}
+
+
 def compare_rows(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """Return after − before in each reading, with the 95% interval over problems and McNemar's exact p-value."""
+    """Return after − before in each reading, with the 95% interval over problems and McNemar's exact test.
+
+    The strict reading is also compared on the problems where both answers are readable.
+    """
+    pairs = {name: (ones(before[name]), ones(after[name])) for name in READINGS}
+    for way in WAYS:
+        both = [old and new for old, new in zip(*pairs[f"{way}/readable"], strict=True)]
+        strict = (list(compress(solved, both)) for solved in pairs[f"{way}/strict"])
+        pairs[f"{way}/strict where both are readable"] = tuple(strict)
     changes = {}
-    for name in READINGS:
-        old, new = ones(before[name]), ones(after[name])
-        changes[name] = vars(paired_bootstrap(old, new)) | {"p_value": mcnemar(old, new).p_value}
+    for name, (old, new) in pairs.items():
+        changes[name] = {"problems": len(old), **vars(paired_bootstrap(old, new)), **vars(mcnemar(old, new))}
     return changes
 
 
@@ -261,11 +278,13 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     found: dict[str, Any] = {
         "chosen": {"num_examples": num_examples, "temperature": temperature},
         "untrained": {f"{count} examples": count_answers(row) for count, row in untrained.items()},
+        "equations of the untrained model": count_equations(untrained[num_examples]),
         "runs": [],
     }
     for row in ledger.select(phase="report"):
         run = {name: row[name] for name in ("arm", "seed", "steps", "machine", "tokens")}
-        run |= {"counts": count_answers(row), "change": compare_rows(untrained[num_examples], row)}
+        run |= {"counts": count_answers(row), "equations": count_equations(row)}
+        run["change"] = compare_rows(untrained[num_examples], row)
         accuracy = ledger.find(phase="report", arm="accuracy", seed=row["seed"], steps=row["steps"])
         if accuracy and row is not accuracy:
             run["accuracy minus this"] = compare_rows(row, accuracy)
@@ -282,13 +301,13 @@ def print_judgement(row: dict[str, Any]) -> None:
 def main() -> int:
     """Run what is missing."""
     parser = ledger_options(COMMAND, (__doc__ or "").partition("\n")[0])
-    parser.add_argument("--model", required=True, help="a GGUF file, a folder or a Hub id of the model")
-    parser.add_argument("--data", required=True, help="folder with GSM8K's train.jsonl and test.jsonl")
+    parser.add_argument("--model", default=PROFILE.model, help="a GGUF file, a folder or a Hub id of the model")
+    parser.add_argument("--data", default=GSM8K, help="the folder with GSM8K's train.jsonl and test.jsonl")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=["accuracy", "form"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=PROFILE.config.max_steps)
     options = parser.parse_args()
-    study = Study(options.model, options.data, Ledger(LEDGER, options.minutes))
+    study = Study(options.model, str(options.data), Ledger(LEDGER, options.minutes))
     for setting in SETTINGS:
         study.measure_setting(*setting)
     for seed in options.seeds:

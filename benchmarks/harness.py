@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 import random
 import statistics
 import time
@@ -19,6 +20,8 @@ from grpo_edu.machine.hardware import machine
 from grpo_edu.runs.log import RunLog, read_log
 
 RESULTS = Path(__file__).resolve().parent / "results"
+# The folder with GSM8K's train.jsonl and test.jsonl, which do not come with the course.
+GSM8K = Path(os.environ.get("GRPO_EDU_GSM8K", RESULTS.parents[2] / "shared" / "data" / "gsm8k"))
 EVALUATION_SEED = 1
 
 

@@ -36,6 +36,7 @@ from typing import Any
 import torch
 
 from benchmarks.harness import (
+    GSM8K,
     RESULTS,
     Ledger,
     bits,
@@ -76,7 +77,6 @@ from grpo_edu.trainer import train
 COMMAND = "python -m benchmarks.real_model"
 LEDGER = RESULTS / "real_model.jsonl"
 FOLDER = RESULTS.parents[1] / "runs" / "real_model"
-GSM8K = RESULTS.parents[2] / "shared" / "data" / "gsm8k"
 # Names in older rows: of an arm, and of the third check of an answer.
 OLD_NAMES = {
     "readable": "strict",

@@ -25,6 +25,7 @@ RESUMABLE = (
     "other_policy",
     "real_model",
     "word_game",
+    "gsm8k",
 )
 STUDIES = (*RESUMABLE, "quantization_bits")
 
