@@ -6,11 +6,11 @@ each of at most 256 tokens. Settings that cut off more than a quarter of them ar
 most groups whose accuracy rewards differ is taken, because only these teach something; of equals, the one with fewer
 tokens. The learning rate was not selected.
 
-Each arm starts from the same model and differs in one thing. "accuracy" pays for a right number after ``####``, "form"
-for the form of the last line alone, "shuffled" pays the accuracy rewards of a step in a random order, and "supervised"
+Each arm starts from the same model and differs in one thing. "accuracy" rewards a right final answer, "form" the
+form of the last line alone, "shuffled" pays the accuracy rewards of a step in a random order, and "supervised"
 learns GSM8K's own solutions with as many tokens as "accuracy" processed. All are judged on the first 300 problems of
 the test set, greedily and sampled at temperature 1, by three readings of each completion: strict (`extract_answer`, a
-number after ``####``), lenient (the last number anywhere), and whether the form can be read at all.
+final answer), lenient (the last number anywhere), and readable (is there a final answer?).
 
 Each result is one line of ``benchmarks/results/gsm8k.jsonl``; ``gsm8k.json`` holds the summary. Runs keep checkpoints
 in ``runs/gsm8k``, and the same command goes on where it was stopped.
@@ -206,7 +206,7 @@ class Study:
 
 
 def read_answers(completions: Sequence[str], problems: Sequence[Problem]) -> dict[str, str]:
-    """Return a 1 or 0 for each completion: right after ``####``, right as its last number, and readable at all.
+    """Return a 1 or 0 for each completion: right as its final answer, right as its last number, and readable at all.
 
     >>> problems = [Problem("2 + 3?", "5")] * 3
     >>> read_answers(["2 + 3 = 5\\n#### 5", "It is **5**.", "#### 6"], problems)
