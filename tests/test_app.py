@@ -469,8 +469,12 @@ def kernels(server):
     """The processes of its kernels that are alive."""
     import psutil
 
-    children = [child for child in voila(server).children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in children if "ipykernel" in " ".join(child.cmdline())]
+    found = []
+    for child in voila(server).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end just now; a zombie has no command line
+            if "ipykernel" in " ".join(child.cmdline()):
+                found.append(child)
+    return found
 
 
 def check_no_code_runs(address, folder, server, cookies):
