@@ -201,7 +201,11 @@ def open_tab(page, name):
 
 
 def says(page, text):
-    page.locator(STATUS, has_text=text).wait_for(timeout=1000 * SECONDS)
+    """Wait until a status of the page has this text; a failure shows what the page says instead."""
+    statuses, deadline = page.locator(STATUS), time.monotonic() + SECONDS
+    while not any(text in " ".join(said.split()) for said in statuses.all_inner_texts()):
+        assert time.monotonic() < deadline, f"{text!r} is not in {statuses.all_inner_texts()}"
+        page.wait_for_timeout(100)
 
 
 def press(page, name):

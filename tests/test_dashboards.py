@@ -596,7 +596,9 @@ def test_a_model_that_was_trained_in_a_page_before_answers_and_trains_on_in_the_
     assert "Model" in later.progress.value and later.message.value == first_said
     kept = later.model.options[1]
     assert "small after 5 steps" in kept[0] and "kept just now" in kept[0]
-    later.model.value = kept[1]
+    shutil.copytree(kept[1], f"{kept[1]}-2")  # two with one name, kept in the same minute
+    later = AskTheModel(num_generations=4, model=policy_folder, parent=tmp_path)
+    later.model.value = later.model.options[1][1]
     assert later.question.value == first.question.value and later.size.value == 2 and later.trained >= 5
     assert buttons(later)[0] == "4 Ask again" and later.picture.value.count("<table") == 1
     steps = later.trained

@@ -94,14 +94,15 @@ class AskTheModel(Dashboard):
         self._known = {problem.prompt: problem for problem in problems}
         short = [(f"{problem.level}: {shorten(problem.prompt, 48)}", problem.prompt) for problem in problems]
         runs = {folder.parent.name: str(folder.parent) for folder in sorted(self.parent.glob("*/model"))}
-        self._kept = kept_asked(self.parent, str(model), self.data)
+        kept = kept_asked(self.parent, str(model), self.data)
+        self._kept = {place for _, place in kept}  # the labels of two that were kept in one minute may be equal
         adapters = [
             (f"{name}, trained before and shipped", name)
             for name, recipe in _shipped_adapters().items()
             if recipe["source"] == str(model) and set(recipe["data"]) <= set(self.data)
         ]
         self.model = widgets.Dropdown(
-            options=[(f"{model}, which can be trained here", ""), *adapters, *self._kept, *runs.items()],
+            options=[(f"{model}, which can be trained here", ""), *adapters, *kept, *runs.items()],
             description="Model",
             value="",
         )
@@ -200,7 +201,7 @@ class AskTheModel(Dashboard):
     @property
     def _trainable(self) -> bool:
         """True if the base model or a kept training run of it is chosen, not a stored run."""
-        return not self.model.value or self.model.value in dict(self._kept).values()
+        return not self.model.value or self.model.value in self._kept
 
     def _load(self) -> Session:
         from grpo_edu.models import Session, load_policy
@@ -502,7 +503,7 @@ class AskTheModel(Dashboard):
         self.halt()
         self._session = None
         self._forget()
-        if self.model.value in dict(self._kept).values():
+        if self.model.value in self._kept:
             try:
                 self._open()
             except ValueError as error:
