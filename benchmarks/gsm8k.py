@@ -35,6 +35,7 @@ from benchmarks.harness import (
     RESULTS,
     Ledger,
     bits,
+    counted,
     finetune_for,
     finish_run,
     ledger_options,
@@ -45,7 +46,7 @@ from benchmarks.harness import (
 )
 from grpo_edu import accuracy_reward, evaluate, format_reward, generate, load_policy, render_prompt
 from grpo_edu.config import SupervisedConfig
-from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
+from grpo_edu.evaluation import mcnemar, paired_bootstrap
 from grpo_edu.fast.lora import add_lora, load_adapters
 from grpo_edu.machine.hardware import cpu_report
 from grpo_edu.model_files import choose_device
@@ -65,7 +66,7 @@ NUM_TEST, NUM_SELECTION, NUM_EXAMPLES = 300, 24, 3
 SETTINGS = ((0, 1.0), (0, 0.6), (NUM_EXAMPLES, 1.0), (NUM_EXAMPLES, 0.6))
 ARMS = ("accuracy", "form", "shuffled", "supervised")
 SUPERVISED_RATE = 1e-4
-WAYS = ("greedy", "sampled")
+WAYS = {"greedy": 0.0, "sampled": 1.0}  # the temperature at which the test problems are answered
 READINGS = [f"{way}/{reading}" for way in WAYS for reading in ("strict", "lenient", "readable")]
 DEVICE = choose_device()
 DTYPE = "bfloat16" if DEVICE.type == "cuda" or cpu_report()["fast_bf16"] else "float32"
@@ -175,7 +176,7 @@ class Study:
     def judge(self, model: Any, tokenizer: Any) -> dict[str, Any]:
         """Return the three readings of a greedy and of a sampled answer to each test problem."""
         found: dict[str, Any] = {}
-        for way, temperature in (("greedy", 0.0), ("sampled", 1.0)):
+        for way, temperature in WAYS.items():
             answers = evaluate(
                 model,
                 tokenizer,
@@ -241,12 +242,7 @@ def choose_setting(ledger: Ledger) -> tuple[int, float]:
 
 def count_answers(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return how many answers of a judged row count in each reading, with Wilson's 95% interval."""
-    counts = {}
-    for name in READINGS:
-        k, n = row[name].count("1"), len(row[name])
-        low, high = wilson_interval(k, n)
-        counts[name] = {"k": k, "n": n, "accuracy": k / n, "low": low, "high": high}
-    return counts
+    return {name: counted(row[name]) for name in READINGS}
 
 
 def count_equations(row: dict[str, Any]) -> dict[str, int]:
@@ -315,7 +311,8 @@ def main() -> int:
             study.report_arm(arm, seed, options.steps)
     for num_examples in (0, NUM_EXAMPLES):
         study.report_prompt(num_examples)
-    save(LEDGER.with_suffix(".json"), COMMAND, summary(study.ledger))
+    if not study.ledger.late:  # otherwise rows may be missing that the summary compares with
+        save(LEDGER.with_suffix(".json"), COMMAND, summary(study.ledger))
     return 0
 
 

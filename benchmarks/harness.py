@@ -51,6 +51,19 @@ def share(text: str) -> float:
     return text.count("1") / len(text)
 
 
+def counted(text: str) -> dict[str, float]:
+    """Return the count, number, share and 95% Wilson interval of `bits`, ready for JSON.
+
+    >>> {name: round(value, 2) for name, value in counted("1000").items()}
+    {'k': 1, 'n': 4, 'accuracy': 0.25, 'low': 0.05, 'high': 0.7}
+    """
+    from grpo_edu.evaluation import wilson_interval
+
+    k, n = text.count("1"), len(text)
+    low, high = wilson_interval(k, n)
+    return {"k": k, "n": n, "accuracy": k / n, "low": low, "high": high}
+
+
 def over_seeds_and_problems(before: Sequence[str], after: Sequence[str]) -> dict[str, float]:
     """Return the mean of after − before with its interval over seeds and problems, ready for JSON.
 

@@ -21,6 +21,7 @@ from benchmarks.harness import (
     RESULTS,
     Ledger,
     bits,
+    counted,
     estimate,
     exit_code,
     ledger_options,
@@ -33,7 +34,7 @@ from grpo_edu import GRPOConfig, accuracy_reward, evaluate, load_policy, save_po
 from grpo_edu.batch import Batch, score_rollout
 from grpo_edu.config import SupervisedConfig
 from grpo_edu.continual.examples import pad_examples, target_logits
-from grpo_edu.evaluation import mcnemar, paired_bootstrap, wilson_interval
+from grpo_edu.evaluation import mcnemar, paired_bootstrap
 from grpo_edu.fast.optimizers import build_optimizer, clip_and_step
 from grpo_edu.problems.environments import Calculator
 from grpo_edu.problems.equations import calculate
@@ -137,9 +138,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
     for arm in ("tool", "no tool"):
         row = ledger.find(phase="before", arm=arm)
         for way in ("greedy", "sampled"):
-            k, n = row[way].count("1"), len(row[way])
-            low, high = wilson_interval(k, n)
-            found["before"][f"{arm}, {way}"] = {"k": k, "n": n, "accuracy": k / n, "low": low, "high": high}
+            found["before"][f"{arm}, {way}"] = counted(row[way])
         found["before"][f"{arm}, calls"] = row["sampled_calls"]
     runs = {arm: {row["seed"]: row for row in ledger.select(phase="report", arm=arm)} for arm in ARMS}
     for arm, by_seed in runs.items():

@@ -22,6 +22,7 @@ from benchmarks.harness import (
     Ledger,
     bits,
     change,
+    counted,
     estimate,
     exit_code,
     ledger_options,
@@ -33,7 +34,7 @@ from benchmarks.harness import (
 )
 from grpo_edu import GRPOConfig, evaluate, load_policy, train
 from grpo_edu.batch import score_by_turn
-from grpo_edu.evaluation import crossed_bootstrap, wilson_interval
+from grpo_edu.evaluation import crossed_bootstrap
 from grpo_edu.models import save_policy
 from grpo_edu.problems.environments import WORDS, WordGame, word_game_splits
 from grpo_edu.problems.templates import Problem, data_dir
@@ -315,9 +316,7 @@ def ship(ledger: Ledger) -> None:
     }
     for prefix, wins in (("start_", start), ("", played)):
         for way in ("sampled", "greedy"):
-            k, n = wins[way].count("1"), len(wins[way])
-            low, high = wilson_interval(k, n)
-            record[prefix + way] = {"k": k, "n": n, "accuracy": k / n, "low": low, "high": high}
+            record[prefix + way] = counted(wins[way])
     store_card(folder, record, card_text(record))
     print(f"saved to {folder}; as in the study: {all(played[way] == row[way] for way in played)}")
 

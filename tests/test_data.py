@@ -75,6 +75,13 @@ def test_a_line_that_is_not_utf8_is_named(tmp_path):
         read_problems(path)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_may_end_in_each_way(tmp_path, end):
+    path = tmp_path / "problems.jsonl"
+    path.write_bytes((LINE + end + LINE).encode())
+    assert len(read_problems(path)) == 2
+
+
 @pytest.mark.parametrize("content", ["", "\n \n"])
 def test_an_empty_file_is_refused(tmp_path, content):
     path = tmp_path / "empty.jsonl"

@@ -6,6 +6,7 @@ A file has one JSON object per line, so it is easy to read, to extend and to com
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -38,7 +39,7 @@ def read_utf8(path: Path) -> str:
 def json_records(path: Path, keys: Sequence[str] = ()) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the number and the object of each line, which has a string for each of `keys`. Blank lines are skipped."""
     found = False
-    for number, line in enumerate(read_utf8(path).split("\n"), start=1):
+    for number, line in enumerate(io.StringIO(read_utf8(path), newline=None), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
