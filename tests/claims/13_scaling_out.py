@@ -24,6 +24,6 @@ equations = {"before": study["equations of the untrained model"], "after": run["
 assert [row["equations"] for row in equations.values()] == [587, 792]
 assert [round(100 * row["false"] / row["equations"]) for row in equations.values()] == [14, 9]
 assert [round(10 * sum(part)) for part in (trained["reward"][:10], trained["reward"][-10:])] == [16, 27]
-assert round(100 * trained["truncated"][12]) == 64 == round(100 * max(trained["truncated"]))
+assert round(100 * trained["truncated"][9]) == 56 and max(trained["truncated"][:9]) < 0.5
 assert untrained["greedy/strict"][:10].count("1") == 0 and trained["greedy/strict"][:10].count("1") == 1
 assert round(sum(took) / 3600 * machines["2 cores"]["usd"], 2) == 0.70
