@@ -290,10 +290,19 @@ def drag(page, handle, pixels):
     """Move a slider's handle with the mouse; returns what was seen on the way."""
     bars = page.get_by_alt_text("rewards and their advantages")
     seen = [bars.get_attribute("alt")]
-    handle.hover()  # once it stands still: pictures above it that come late move it
-    box = handle.bounding_box()
+    for _ in range(10):  # cells above that are drawn late move the handle away under the mouse
+        page.wait_for_timeout(1000)
+        handle.hover()
+        box = handle.bounding_box()
+        page.mouse.down()
+        if handle.evaluate(
+            "handle => handle.classList.contains('noUi-active') || !!handle.querySelector('.noUi-active')"
+        ):
+            break
+        page.mouse.up()
+    else:
+        pytest.fail("the mouse never took hold of the handle")
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
-    page.mouse.down()
     for part in range(1, 6):
         page.mouse.move(x + pixels * part / 5, y)
         deadline = time.monotonic() + RUN_SECONDS / 5  # the kernel of a busy computer waits for a core

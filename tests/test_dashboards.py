@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -239,6 +240,7 @@ def test_a_custom_reward_that_raises_or_never_ends_is_shown(monkeypatch):
     lab = RewardLab({"broken": broken, "endless": endless})
     assert "KeyError" in lab.failures["broken"] and "cut off" in lab.failures["endless"]
     assert "KeyError" in lab.message.value and "cut off" in lab.message.value
+    wait_for(lambda: not any(thread.name == "grpo_edu cut off" for thread in threading.enumerate()), 10)
 
 
 def test_static_view_is_a_picture_with_a_caption_and_the_same_text_everywhere(drawn):
@@ -653,8 +655,6 @@ def test_an_impossible_choice_is_explained_and_nothing_starts(board):
 
 
 def test_start_and_stop_leave_no_thread(board):
-    import threading
-
     press_and_wait(board)
     names = [thread.name for thread in threading.enumerate()]
     board.steps.value = 200

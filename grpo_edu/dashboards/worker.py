@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import ctypes
 import os
@@ -19,8 +20,11 @@ from typing import Any
 SLOTS = "GRPO_EDU_APP_SLOTS"  # "folder:number": the web app allows that many runs at a time, over all its viewers
 
 
-class Stopped(BaseException):
-    """The work was told to stop. It is not an `Exception`, so no handler of ordinary errors swallows it."""
+class Stopped(asyncio.CancelledError):
+    """The work was told to stop. It is not an `Exception`, so no handler of ordinary errors swallows it.
+
+    As a cancellation it passes through a reward function without being taken for the function's own error.
+    """
 
 
 class Worker:
