@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo_edu.fast.cores import prepare_openmp
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 prepare_openmp(os.environ)  # OpenMP reads these variables when torch is imported, so they are set here
 
