@@ -10,7 +10,8 @@ Each arm starts from the same model and differs in one thing. "accuracy" rewards
 form of the last line alone, "shuffled" pays the accuracy rewards of a step in a random order, and "supervised"
 learns GSM8K's own solutions with as many tokens as "accuracy" processed. All are judged on the first 300 problems of
 the test set, greedily and sampled at temperature 1, by three readings of each completion: strict (`extract_answer`, a
-final answer), lenient (the last number anywhere), and readable (is there a final answer?).
+final answer), lenient (the last number anywhere), and readable (is there a final answer?). After the result, the
+untrained model without examples also got `LONGER` tokens, greedily, because 256 cut off half of its answers.
 
 Each result is one line of ``benchmarks/results/gsm8k.jsonl``; ``gsm8k.json`` holds the summary. Runs keep checkpoints
 in ``runs/gsm8k``, and the same command goes on where it was stopped.
@@ -61,11 +62,13 @@ COMMAND = "python -m benchmarks.gsm8k"
 LEDGER = RESULTS / "gsm8k.jsonl"
 FOLDER = RESULTS.parents[1] / "runs" / "gsm8k"
 PROFILE = load_profile("gsm8k-0.5b").request()
+LENGTH = PROFILE.config.max_completion_length
 NUM_TEST, NUM_SELECTION, NUM_EXAMPLES = 300, 24, 3
 # Number of solved examples in the prompt, and temperature.
 SETTINGS = ((0, 1.0), (0, 0.6), (NUM_EXAMPLES, 1.0), (NUM_EXAMPLES, 0.6))
 ARMS = ("accuracy", "form", "shuffled", "supervised")
 SUPERVISED_RATE = 1e-4
+LONGER = 512  # tokens
 WAYS = {"greedy": 0.0, "sampled": 1.0}  # the temperature at which the test problems are answered
 READINGS = [f"{way}/{reading}" for way in WAYS for reading in ("strict", "lenient", "readable")]
 DEVICE = choose_device()
@@ -108,7 +111,7 @@ class Study:
                 tokenizer,
                 [render_prompt(tokenizer, one.prompt, **prompt_options(one.level)) for one in part],
                 num_generations=size,
-                max_completion_length=PROFILE.config.max_completion_length,
+                max_completion_length=LENGTH,
                 temperature=temperature,
                 generator=torch.Generator().manual_seed(start),
             )
@@ -173,16 +176,18 @@ class Study:
 
     # ---- judgement ----
 
-    def judge(self, model: Any, tokenizer: Any) -> dict[str, Any]:
+    def judge(
+        self, model: Any, tokenizer: Any, ways: Sequence[str] = tuple(WAYS), max_completion_length: int = LENGTH
+    ) -> dict[str, Any]:
         """Return the three readings of a greedy and of a sampled answer to each test problem."""
         found: dict[str, Any] = {}
-        for way, temperature in WAYS.items():
+        for way in ways:
             answers = evaluate(
                 model,
                 tokenizer,
                 self.tests,
-                temperature=temperature,
-                max_completion_length=PROFILE.config.max_completion_length,
+                temperature=WAYS[way],
+                max_completion_length=max_completion_length,
                 batch_size=50,
                 seed=1,
             )
@@ -195,6 +200,14 @@ class Study:
         key = {"phase": "untrained", "num_examples": num_examples}
         if self.ledger.wants(**key):
             self.ledger.add(**key, machine=MACHINE, **self.judge(*self.open_model(num_examples)))
+            print_judgement(self.ledger.rows[-1])
+
+    def report_longer(self) -> None:
+        """Judge the greedy answers of the untrained model without examples, with more tokens."""
+        key = {"phase": "untrained, longer", "max_completion_length": LONGER}
+        if self.ledger.wants(**key):
+            found = self.judge(*self.open_model(0), ["greedy"], LONGER)
+            self.ledger.add(**key, machine=MACHINE, **found)
             print_judgement(self.ledger.rows[-1])
 
     def report_arm(self, arm: str, seed: int, steps: int) -> None:
@@ -242,7 +255,7 @@ def choose_setting(ledger: Ledger) -> tuple[int, float]:
 
 def count_answers(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return how many answers of a judged row count in each reading, with Wilson's 95% interval."""
-    return {name: counted(row[name]) for name in READINGS}
+    return {name: counted(row[name]) for name in READINGS if name in row}
 
 
 def count_equations(row: dict[str, Any]) -> dict[str, int]:
@@ -256,11 +269,11 @@ def compare_rows(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dic
 
     The strict reading is also compared on the problems where both answers are readable.
     """
-    pairs = {name: (ones(before[name]), ones(after[name])) for name in READINGS}
-    for way in WAYS:
+    pairs = {name: (ones(before[name]), ones(after[name])) for name in READINGS if name in before}
+    for way in [way for way in WAYS if f"{way}/readable" in pairs]:
         both = [old and new for old, new in zip(*pairs[f"{way}/readable"], strict=True)]
-        strict = (list(compress(solved, both)) for solved in pairs[f"{way}/strict"])
-        pairs[f"{way}/strict where both are readable"] = tuple(strict)
+        old_strict, new_strict = (list(compress(solved, both)) for solved in pairs[f"{way}/strict"])
+        pairs[f"{way}/strict where both are readable"] = old_strict, new_strict
     changes = {}
     for name, (old, new) in pairs.items():
         changes[name] = {"problems": len(old), **vars(paired_bootstrap(old, new)), **vars(mcnemar(old, new))}
@@ -277,10 +290,17 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         "equations of the untrained model": count_equations(untrained[num_examples]),
         "runs": [],
     }
+    longer = ledger.find(phase="untrained, longer")
+    if longer:
+        found["untrained"][f"0 examples, {LONGER} tokens"] = count_answers(longer)
     for row in ledger.select(phase="report"):
         run = {name: row[name] for name in ("arm", "seed", "steps", "machine", "tokens")}
         run |= {"counts": count_answers(row), "equations": count_equations(row)}
         run["change"] = compare_rows(untrained[num_examples], row)
+        others = {f"{count} examples": one for count, one in untrained.items() if count != num_examples}
+        if longer:
+            others[f"0 examples, {LONGER} tokens"] = longer
+        run["change from others"] = {name: compare_rows(one, row) for name, one in others.items()}
         accuracy = ledger.find(phase="report", arm="accuracy", seed=row["seed"], steps=row["steps"])
         if accuracy and row is not accuracy:
             run["accuracy minus this"] = compare_rows(row, accuracy)
@@ -291,7 +311,7 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 def print_judgement(row: dict[str, Any]) -> None:
     """Print the shares of a judged row."""
     who = {name: row.get(name) for name in ("phase", "arm", "seed", "num_examples") if name in row}
-    print(who, {name: round(share(row[name]), 3) for name in READINGS}, flush=True)
+    print(who, {name: round(share(row[name]), 3) for name in READINGS if name in row}, flush=True)
 
 
 def main() -> int:
@@ -311,6 +331,7 @@ def main() -> int:
             study.report_arm(arm, seed, options.steps)
     for num_examples in (0, NUM_EXAMPLES):
         study.report_prompt(num_examples)
+    study.report_longer()
     if not study.ledger.late:  # otherwise rows may be missing that the summary compares with
         save(LEDGER.with_suffix(".json"), COMMAND, summary(study.ledger))
     return 0

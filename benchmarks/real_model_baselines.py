@@ -27,7 +27,20 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness import RESULTS, Ledger, bits, finetune_for, ledger_options, share
+from benchmarks.harness import (
+    RESULTS,
+    Ledger,
+    bits,
+    change,
+    counted,
+    estimate,
+    finetune_for,
+    ledger_options,
+    ones,
+    over_seeds_and_kinds,
+    save,
+    share,
+)
 from benchmarks.real_model import (
     FULL,
     GSM8K,
@@ -38,17 +51,21 @@ from benchmarks.real_model import (
     TASKS,
     answer,
     best_rate,
+    compared,
     judge,
     mean_reward,
+    minus,
     open_ledger,
     opened,
     problems_of,
     products_in_bfloat16,
+    reports,
     spent_on,
 )
 from grpo_edu import render_prompt
 from grpo_edu.batch import Batch
 from grpo_edu.config import GRPOConfig, SupervisedConfig
+from grpo_edu.evaluation import mcnemar, paired_bootstrap
 from grpo_edu.problems.files import load_gsm8k
 from grpo_edu.problems.instructions import CONSTRAINTS, instruction_reward
 from grpo_edu.problems.templates import Problem, prompt_options
@@ -57,9 +74,10 @@ from grpo_edu.studies.fluency import measure_nll
 from grpo_edu.trainer import Stages, train
 
 COMMAND = "python -m benchmarks.real_model_baselines"
-OUTPUT = RESULTS / "real_model_baselines.jsonl"
+LEDGER = RESULTS / "real_model_baselines.jsonl"
 TASK, SEEDS, NUM_TEXTS = "instructions", (0, 1, 2, 3, 4), 300
 KINDS = tuple(CONSTRAINTS)
+WAYS, TEXTS = ("greedy", "sampled", "phrased"), ("text_logps", "gsm8k_logps")
 PROMPT_ARMS = ("system prompt", "example")
 TRAINED_ARMS = ("solutions", "positives", "seven kinds", "strict, again")
 RATES = {"solutions": SUPERVISED, "positives": FULL}
@@ -268,6 +286,67 @@ def score_texts(model: Any, tokenizer: Any, pairs: Sequence[tuple[str, str]]) ->
     ]
 
 
+# ---- summary ----
+
+
+def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
+    """Return what each arm changes, with intervals, and what GRPO's arm ``strict`` of the study has beyond it."""
+    before, strict = ledger.find(phase="untrained"), reports(study, TASK, "strict")
+    assert before is not None
+    found: dict[str, Any] = {
+        "untrained": {way: counted(before[way]) for way in WAYS},
+        "system prompts": {
+            row["text"]: row["mean_reward"] for row in ledger.select(phase="select", arm=PROMPT_ARMS[0])
+        },
+    }
+    for arm in PROMPT_ARMS:
+        row = ledger.find(phase="report", arm=arm)
+        if row:
+            found[arm] = {way: compare_prompt(before[way], row[way]) for way in WAYS if way in row}
+            found[arm]["strict minus this"] = change([row["greedy"]] * len(strict), [run["greedy"] for run in strict])
+    for arm in TRAINED_ARMS:
+        runs = sorted(ledger.select(phase="report", arm=arm), key=lambda row: row["seed"])
+        if len(runs) < 2:
+            continue
+        found[arm] = {
+            "rate": runs[0]["rate"],
+            "seeds": [row["seed"] for row in runs],
+            **{way: compared([before[way]] * len(runs), [row[way] for row in runs], len(KINDS)) for way in WAYS},
+            "strict minus this": minus(strict, runs),
+            **{texts: estimate([mean_change(before, row, texts) for row in runs]) for texts in TEXTS},
+        }
+        if arm == "seven kinds":
+            found[arm]["kinds left out"] = compare_left_out(before, runs)
+    return found
+
+
+def compare_prompt(before: str, after: str) -> dict[str, Any]:
+    """Return the share with another prompt, and its change with intervals over problems and over kinds."""
+    return {
+        "after": share(after),
+        "change": vars(paired_bootstrap(ones(before), ones(after))),
+        "over kinds": over_seeds_and_kinds([ones(before)], [ones(after)], len(KINDS)),
+        "p_value": mcnemar(ones(before), ones(after)).p_value,
+    }
+
+
+def mean_change(before: dict[str, Any], row: dict[str, Any], texts: str) -> float:
+    """Return by how much the mean log-likelihood of texts changed, in nats per token."""
+    return (sum(row[texts]) - sum(before[texts])) / len(row[texts])
+
+
+def compare_left_out(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the greedy shares of each run on the kinds that it did not train on, and their change over seeds."""
+    shares = {
+        row["seed"]: [
+            sum(share(one["greedy"][KINDS.index(kind) :: len(KINDS)]) for kind in left_out(row["seed"])) / 3
+            for one in (before, row)
+        ]
+        for row in runs
+    }
+    return {"before and after": shares, "change": estimate([after - start for start, after in shares.values()])}
+
+
 def main() -> int:
     """Run what is missing, until the time is over."""
     parser = ledger_options(COMMAND, __doc__)
@@ -276,7 +355,7 @@ def main() -> int:
     )
     parser.add_argument("--seeds", type=int, nargs="+", choices=SEEDS, default=SEEDS)
     options = parser.parse_args()
-    ledger, study = Ledger(OUTPUT, options.minutes), open_ledger()
+    ledger, study = Ledger(LEDGER, options.minutes), open_ledger()
     if ledger.wants(phase="untrained"):
         model, tokenizer = opened(MODEL)
         ledger.add(
@@ -293,6 +372,7 @@ def main() -> int:
         for arm in TRAINED_ARMS:
             if arm in options.arms:
                 report_arm(ledger, study, arm, seed)
+    save(LEDGER.with_suffix(".json"), COMMAND, summary(ledger, study))
     return 0
 
 

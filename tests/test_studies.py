@@ -34,6 +34,7 @@ from benchmarks import (
     entropy_collapse,
     finetuning_comparison,
     forgetting,
+    gsm8k,
     lost_rows,
     mutation,
     notebooks,
@@ -41,6 +42,7 @@ from benchmarks import (
     other_policy,
     razor,
     real_model,
+    real_model_baselines,
     reward_hacking,
     skill,
     spurious,
@@ -168,8 +170,12 @@ def test_the_page_of_measurements_shows_the_default_run_and_its_p_values_are_pos
 RECOMPUTED = {
     "spurious": lambda: {"models": spurious.summary(ledger_of(spurious)), "coins": spurious.coins(ledger_of(spurious))},
     "entropy_collapse": lambda: entropy_collapse.summary(ledger_of(entropy_collapse)),
+    "gsm8k": lambda: gsm8k.summary(ledger_of(gsm8k)),
     "razor": lambda: razor.summary(ledger_of(razor)),
     "other_policy": lambda: other_policy.summary(ledger_of(other_policy)),
+    "real_model_baselines": lambda: real_model_baselines.summary(
+        ledger_of(real_model_baselines), real_model.open_ledger()
+    ),
     "blind_reading": lambda: blind_reading.summary(Ledger(blind_reading.CHOICES).rows),
     "real_model": lambda: {
         "arithmetic, new seeds": real_model.summary_of(real_model.open_ledger(), "arithmetic", real_model.NEW_SEEDS)

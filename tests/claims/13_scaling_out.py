@@ -19,7 +19,9 @@ assert all(
     round(100 * run["change"][f"greedy/{name}"]["difference"]) == 8 for name in ("strict", "lenient", "readable")
 )
 (form,) = (run for run in study["runs"] if run["arm"] == "form")
-assert round(100 * form["change"]["greedy/strict"]["difference"]) == -11 and form["counts"]["greedy/readable"]["k"] == 300
+assert (
+    round(100 * form["change"]["greedy/strict"]["difference"]) == -11 and form["counts"]["greedy/readable"]["k"] == 300
+)
 equations = [study["equations of the untrained model"], run["equations"], form["equations"]]
 assert [row["equations"] for row in equations[:2]] == [587, 792]
 assert [round(100 * row["false"] / row["equations"]) for row in equations] == [14, 9, 39]
