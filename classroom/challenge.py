@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from classroom.challenger import FILE
 from classroom.pages import image, page
+from classroom.results import file_names
 from classroom.sandbox import Limits, ProtocolError, Sandbox, SandboxError, check_isolation
 from classroom.values import decode, encode, plain
 from grpo_edu import __version__
@@ -46,7 +48,9 @@ _LONGEST_FILE = 20_000  # characters: too few for the weights of a model
 _SHORTEST_NOTE = 20  # words
 _LONGEST_COMPLETION = 96  # tokens, in training and in the evaluation
 _MOST_TOKENS_OF_A_BATCH = 2**17
+_MOST_COMPLETIONS = 2**12  # of a batch; each is kept with its prompt, which the tokens do not count
 _MOST_ITERATIONS = 16
+_KINDS_OF_SETTINGS = (bool, int, float, str, list, tuple, NoneType)
 _PATIENCE = 60.0  # seconds by the clock for one answer of the submission
 _MAX_TOTAL_WAIT = 300.0  # the same for all answers of a run
 _JUDGES_OWN = ("seed", "memory_budget_gib", "rollout_quantization", "abort_grad_norm")
@@ -89,6 +93,8 @@ class Rules:
 def read_submission(folder: Path) -> tuple[str, str]:
     """Return the code and the note of a submission; raises Rejected for a folder with anything else."""
     texts = []
+    if folder.is_symlink():  # to the submission of somebody else, perhaps
+        raise SubmissionRejectedError("the folder is a link; hand in a folder of your own")
     others = sorted(path.name for path in folder.iterdir() if path.name not in (FILE, NOTE, "__pycache__"))
     if others:
         raise SubmissionRejectedError(
@@ -263,6 +269,11 @@ def phases_of(settings: Any, seed: int, budget: int) -> list[tuple[GRPOConfig, b
             raise SubmissionRejectedError(
                 f"settings: {plain(str(unknown[0]))!r} is unknown, or set by the judge; leave it out"
             )
+        for name, value in phase.items():
+            if not isinstance(value, _KINDS_OF_SETTINGS):  # int16 tensors, for one, wrap around below the limits
+                raise SubmissionRejectedError(
+                    f"settings: {name} is a {plain(type(value).__name__, 40)}; write a plain number, text or list"
+                )
         if is_open and (number + 1 < len(phases) or phase.get("lr_scheduler_type", "constant") in ("linear", "cosine")):
             raise SubmissionRejectedError(
                 "settings: max_steps is needed in all phases but the last, and for a linear or cosine rate"
@@ -273,6 +284,7 @@ def phases_of(settings: Any, seed: int, budget: int) -> list[tuple[GRPOConfig, b
             raise SubmissionRejectedError(f"settings: {plain(str(error))}") from error
         sizes = {
             "max_completion_length": (config.max_completion_length, _LONGEST_COMPLETION),
+            "prompts_per_step · num_generations": (config.batch_size, _MOST_COMPLETIONS),
             "prompts_per_step · num_generations · max_completion_length": (
                 config.batch_size * config.max_completion_length,
                 _MOST_TOKENS_OF_A_BATCH,
@@ -423,6 +435,7 @@ def judge_submissions(
     """
     rules, seed = rules or Rules(), secrets.randbits(40) if seed is None else seed
     folders = sorted(path for path in submissions.iterdir() if path.is_dir() and not path.name.startswith("."))
+    names = file_names([(folder.name, "") for folder in folders])  # each once, and none is "(without training)"
     if rules.seeds < 2:
         raise ValueError(f"seeds must be at least 2 for an interval over seeds, got {rules.seeds}")
     if not folders:
@@ -447,7 +460,7 @@ def judge_submissions(
             judge = Judge(start, rules, seed, isolated=isolated, hidden=[submissions.absolute(), output.absolute()])
             entries.append(judge.untrained())
             for folder in folders:
-                entries.append(judge.judge(plain(folder.name, 60), folder, tell))
+                entries.append(judge.judge(names[folder.name, ""], folder, tell))
                 _write(output, entries, record)
     except (KeyboardInterrupt, RuntimeError, OSError) as error:
         error.add_note(

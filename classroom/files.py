@@ -13,6 +13,7 @@ import json
 import os
 import re
 import stat
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,12 +107,19 @@ def is_course(folder: Path) -> bool:
 
 
 def shown(name: str) -> str:
-    """Return a file's name for a table, a page or a terminal, in any encoding."""
+    """Return a file's name for a table, a page or a terminal, in any encoding, so that no two of them look the same.
+
+    >>> shown("Jose\u0301 "), shown("an\u200ba")
+    ('José', 'ana')
+    """
     raw = os.fsencode(name)
     try:
-        return plain(raw.decode("utf-8"))
+        text = raw.decode("utf-8")
     except UnicodeDecodeError:
-        return plain(raw.decode("cp1252", "replace"))
+        text = raw.decode("cp1252", "replace")
+    composed = unicodedata.normalize("NFC", plain(text))
+    visible = "".join(letter for letter in composed if unicodedata.category(letter) != "Cf")
+    return " ".join(visible.split()) or "?"
 
 
 def _whose(path: Path, place: Path, masters: Sequence[str]) -> tuple[str, str]:

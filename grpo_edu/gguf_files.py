@@ -164,10 +164,18 @@ def _open(file: Path) -> GGUFReader:
     from gguf import GGUFReader
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
+    class Reader(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            """Refuse what lies behind the end, of which gguf returns nothing, as often as the file's counts say."""
+            found = super()._get(offset, dtype, count, override_order)
+            if len(found) < count:
+                raise ValueError("it ends before what its header announces")
+            return found
+
     try:
-        reader = GGUFReader(file)
+        reader = Reader(file)
         architecture = _field(reader, "general.architecture")
-    except (ValueError, KeyError, IndexError, OverflowError, UnicodeError) as error:
+    except (ValueError, KeyError, IndexError, OverflowError, UnicodeError, RecursionError) as error:
         raise ValueError(
             f"{file} is damaged, incomplete or no GGUF file ({type(error).__name__}: {error}); download it again"
         ) from error
@@ -220,6 +228,7 @@ def _read_model(file: Path, reader: GGUFReader) -> PreTrainedModel:
             quantized, report = AutoModelForCausalLM.from_pretrained(
                 file.parent,
                 gguf_file=file.name,
+                trust_remote_code=False,
                 dtype=torch.float32,
                 ignore_mismatched_sizes=True,  # they are then listed in the report, and refused below
                 output_loading_info=True,
@@ -290,7 +299,7 @@ def _read_tokenizer(file: Path, reader: GGUFReader) -> PreTrainedTokenizerBase:
         )
     try:
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+            tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, trust_remote_code=False)
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise ValueError(f"{file}: transformers cannot read the tokenizer of this GGUF file ({error})") from error
     if kind == "gpt2":

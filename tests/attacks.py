@@ -425,7 +425,7 @@ def write_attacks(folder, port):
 LABELS = {
     "Ana M_77_assignsubmission_file_": "Ana M (77)",
     "Ana M_78_assignsubmission_file_": "Ana M (78)",
-    "evil\n\x1b[31mname": "evil  [31mname",
+    "evil\n\x1b[31mname": "evil [31mname",
     "Ana M_77_assignsubmission_file__79_assignsubmission_file_": "Ana M_77_assignsubmission_file_ (79)",
     "Bo\x01x": "Bo x (2)",
 }

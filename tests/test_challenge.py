@@ -188,6 +188,8 @@ def test_later_phases_have_seeds_of_their_own():
         ({"num_iterations": 10**6}, "num_iterations.* 16"),
         ({"prompts_per_step": 10**5}, "prompts_per_step.*800,000"),
         ({"num_generations": 1}, "num_generations.*at least 2"),
+        ({"prompts_per_step": 512, "num_generations": 64, "max_completion_length": 1}, "num_generations.*4,096"),
+        ({"prompts_per_step": torch.tensor(512, dtype=torch.int16)}, "prompts_per_step.*Tensor.*plain number"),
         ({"max_completion_length": 97}, "max_completion_length.* 96"),
         ({"lr_scheduler_type": "linear"}, "max_steps.*linear"),
         ([{}, {}], "max_steps.*all phases but the last"),
@@ -215,6 +217,19 @@ def test_a_folder_with_more_or_less_is_refused(submit, change, word):
     change(folder)
     with pytest.raises(challenge.SubmissionRejectedError, match=word):
         read_submission(folder)
+
+
+def test_a_link_to_another_submission_is_refused_and_no_two_entries_have_one_name(submit, tmp_path, monkeypatch):
+    for name in ("ben", "ben\u200b", "(without training)", "a" * 60 + "1", "a" * 60 + "2"):
+        submit(name=name)
+    (tmp_path / "submissions" / "ana").symlink_to("ben")
+    monkeypatch.setattr(challenge, "check_isolation", lambda isolated, tell: None)
+    monkeypatch.setattr(Judge, "_one_run", lambda self, source, row: (1, 0.5))
+    monkeypatch.setattr(Judge, "untrained", lambda self: Entry("(without training)", "tiny", [0.5, 0.5]))
+    rules = Rules(seeds=2, num_train=3, num_heldout=3)
+    found = challenge.judge_submissions(tmp_path / "submissions", tmp_path / "out", starts=["tiny"], rules=rules)
+    assert len({one.name for one in found}) == len(found) == 7
+    assert [one.name for one in found if "is a link" in one.rejected] == ["ana"]
 
 
 def test_overlapping_intervals_are_ties():

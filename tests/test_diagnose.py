@@ -1,5 +1,6 @@
 """`grpo-edu diagnose`: the formats that it reads, what it sees in them, and of a file that is not a log."""
 
+import io
 import json
 from math import exp, nan, sin
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from benchmarks.diagnose import BY_HAND, FAULTS, ISSUES, LOGS, TABLE, of_issues, table
 from grpo_edu.cli.main import main
+from grpo_edu.cli.results import _find_turn_end
 from grpo_edu.dashboards import LogDiagnosis
 from grpo_edu.dashboards.base import marked_text
 from grpo_edu.runs.log import read_log
@@ -302,6 +304,10 @@ def test_tensorboard_and_the_folders_of_runs(tmp_path):
         ("prose.txt", b"lorem ipsum dolor " * 20_000, "prose.txt is not a supported log"),
         ("deep.json", b"[" * 100_000, "deep.json is not a supported log"),
         ("deep.txt", b"{'reward': " + b"(" * 100_000 + b"}", "deep.txt is not a supported log"),
+        ("blanks.json", b'[{"a' + b" " * 200_000 + b'b": 1}]', "blanks.json has no metric that is known"),
+        ("digits.txt", b"step" + b"1" * 5_000_000, "digits.txt is not a supported log"),
+        ("long.txt", b"{" + b"1: 1, " * 2_000_000 + b"}", "long.txt is not a supported log"),
+        ("cell.csv", b'step,reward\n1,"' + b"x" * 200_000, "cell.csv is not a supported log"),
     ],
 )  # fmt: skip
 def test_what_is_no_log_is_said_in_one_sentence(tmp_path, monkeypatch, capsys, name, content, words):
@@ -312,6 +318,41 @@ def test_what_is_no_log_is_said_in_one_sentence(tmp_path, monkeypatch, capsys, n
     assert error.startswith(f"grpo-edu: error: {words}") and error.count("\n") == 1
     board = LogDiagnosis(name)
     assert board.diagnosis is None and words.replace("'", "&#x27;") in board.message.value
+
+
+def test_what_is_no_number_for_a_float_and_a_long_text_in_a_cell_cost_only_themselves():
+    table = "step,reward,text\n1,0.5,a\n2,0.6," + "x" * 200_000 + "\n3,0.7,c\n"
+    assert [row["reward"] for row in parse_metrics(table.encode(), "table.csv")] == [0.5, 0.7]
+    records = [{"step": 1, "reward": 0.5, "kl": 10**400, "loss": [10**400]}, {"step": 2, "reward": 0.6}]
+    rows = parse_metrics(json.dumps(records).encode(), "huge.json")
+    assert rows == [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.6}]
+
+
+def test_a_tensor_of_an_event_file_is_made_only_if_it_is_one_number():
+    record_writer = pytest.importorskip("tensorboard.summary.writer.record_writer")
+    from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2, types_pb2
+
+    file = io.BytesIO()
+    for step, sizes in enumerate([[], [1], [10**11]], start=1):  # the last has 51 bytes, and would be 373 GiB
+        tensor = tensor_pb2.TensorProto(dtype=types_pb2.DT_FLOAT, float_val=[0.5])
+        for size in sizes:
+            tensor.tensor_shape.dim.add(size=size)
+        summary = summary_pb2.Summary(value=[summary_pb2.Summary.Value(tag="reward", tensor=tensor)])
+        event = event_pb2.Event(step=step, summary=summary)
+        record_writer.RecordWriter(file).write(event.SerializeToString())
+    rows = parse_metrics(file.getvalue(), "events.out.tfevents.1")
+    assert rows == [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.5}]
+
+
+def test_code_next_to_a_log_is_not_run_even_if_somebody_would_agree(tmp_path, monkeypatch):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'owned')!r}, 'w')\n")
+    code = {"AutoTokenizer": ["evil.Evil", None], "AutoConfig": "evil.Evil"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "Evil", "auto_map": code}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
+    monkeypatch.setattr("builtins.input", lambda *question: "y")
+    with pytest.raises(ValueError, match="tokenizer files are damaged"):
+        _find_turn_end(tmp_path)
+    assert not (tmp_path / "owned").exists()
 
 
 def test_a_file_that_is_not_there_a_folder_without_a_log_and_one_too_large(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -228,6 +229,26 @@ def test_a_truncated_file_is_refused(tmp_path, kept):
     file = write_gguf(tmp_path / "model.gguf")
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(ValueError, match="model.gguf is damaged, incomplete or no GGUF file.*download it again"):
+        load_policy(file)
+
+
+LAST_STRING = struct.pack("<Q", 1) + b"a"
+
+
+@pytest.mark.parametrize(
+    ("counts", "rest"),
+    [
+        ((0, 1), LAST_STRING + struct.pack("<IIQ", 9, 4, 2**60)),  # an array: in gguf, an endless list of nothing
+        ((0, 2**62), b""),
+        ((2**62, 0), b""),
+        ((0, 1), LAST_STRING + struct.pack("<IQ", 8, 2**63)),
+        ((0, 1), LAST_STRING + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 3000),
+    ],
+)
+def test_a_header_that_announces_more_than_there_is_is_refused_at_once(tmp_path, counts, rest):
+    file = tmp_path / "model.gguf"
+    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts) + rest)
+    with pytest.raises(ValueError, match="model.gguf is damaged, incomplete or no GGUF file"):
         load_policy(file)
 
 

@@ -175,6 +175,14 @@ def test_names_that_look_alike_once_shown_stay_apart(tmp_path):
     assert sorted(found) == ["José", "José (2)", "a b", "a b (2)", "a b (3)"]
 
 
+def test_a_name_with_letters_that_nobody_sees_stays_apart_from_the_one_that_it_imitates(tmp_path):
+    for name in ("ana", "ana\u200b", "an\u00ada", "\u200fana", "ana ", "\u2060", "José", "Jose\u0301"):
+        lay(tmp_path / name, "x.ipynb")
+    found = {one.student: one.files[0].parent.name for one in find_submissions(tmp_path, MASTERS)}
+    assert sorted(found) == ["?", "José", "José (2)", "ana", "ana (2)", "ana (3)", "ana (4)", "ana (5)"]
+    assert found["ana"] == "ana" and found["José"] == "José"
+
+
 def test_hidden_and_empty_folders_have_a_row(tmp_path):
     lay(tmp_path, ".ana/x.ipynb", ".git/x.ipynb", ".ipynb_checkpoints/x.ipynb", "bo/x.ipynb")
     (tmp_path / "cy").mkdir()

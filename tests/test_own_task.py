@@ -1,5 +1,6 @@
 """A task of your own: problems from a file, a reward from a file, and what is said about those that are not valid."""
 
+import gzip
 import io
 import json
 import os
@@ -375,6 +376,38 @@ def test_completions_are_kept_up_to_a_bound_and_a_torn_end_is_left_out(tmp_path,
         with CompletionLog(path, most, config, done=1) as log:
             log.append(2, columns)
         assert steps() == {step: count for step, count in rows.items() if step < 3}
+
+
+def sampled_line(**changes):
+    row = {"prompt": ["a"], "completion": ["b"], "reward": [1.0], "advantage": [0.0], "truncated": [False]}
+    return json.dumps({"step": 1, "rewards": {"mine": [1.0]}, **row, **changes}).encode() + b"\n"
+
+
+def test_what_others_wrote_is_shown_without_its_commands_to_the_terminal(tmp_path, capsys):
+    text = "\x1b[2J\x1b]0;title\x07\u202ered\rmine\tyours"
+    (tmp_path / "completions.jsonl.gz").write_bytes(gzip.compress(sampled_line(prompt=[text], completion=[text])))
+    assert main(["show", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count(r"\x1b[2J\x1b]0;title\x07\u202ered\rmine" + "\tyours\n") == 2
+    (tmp_path / "log.json").write_text(json.dumps([{text: 1}]))
+    assert main(["diagnose", str(tmp_path / "log.json")]) == 2
+    assert r"\x1b[2J" in (said := capsys.readouterr().err) and "\x1b" not in said
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"step": 1}', b"[1]", b'{"step": 1, "rewards": 1}'])
+def test_a_damaged_file_of_completions_is_named(tmp_path, line):
+    (tmp_path / "completions.jsonl.gz").write_bytes(gzip.compress(line + b"\n"))
+    with pytest.raises(ValueError, match=r"completions.jsonl.gz is damaged"):
+        read_completions(tmp_path)
+
+
+def test_damaged_bytes_and_a_line_that_fills_the_memory_end_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_edu.runs.completions._LONGEST_LINE", 10_000)
+    path, good = tmp_path / "completions.jsonl.gz", gzip.compress(sampled_line())
+    damaged = bytearray(good)
+    damaged[10] ^= 0xFF  # the first byte behind the header, which says how the rest is packed
+    for rest in (damaged, gzip.compress(b" " * 10**6 + b"\n")):
+        path.write_bytes(good + rest)
+        assert [one.step for one in read_completions(tmp_path)] == [1]
 
 
 def test_what_was_sampled_can_be_read(policy_dir, tmp_path, capsys):

@@ -57,6 +57,8 @@ _ARGUMENTS = {
     "seconds": "time_limit",
     "total_seconds": "total_time",
 }
+# All but tabs and ends of lines; the last two groups change the direction in which a line is written.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 _METAVARS_OF_FIELDS = {"model": "MODEL", "heldout_file": "FILE", "data_path": "DIR", "environment": "DIR"}
 
@@ -244,7 +246,16 @@ def complain(text: str, error: BaseException | None = None) -> None:
     kept = "".join(f"; {note}" for note in notes_of(error))
     text = text.removesuffix(".") if kept else text
     with suppress(OSError):  # the terminal may have been closed
-        print("grpo-edu: " + " ".join(f"{text}{kept}".split()), file=sys.stderr)
+        print(visible("grpo-edu: " + " ".join(f"{text}{kept}".split())), file=sys.stderr)
+
+
+def visible(text: str) -> str:
+    """Return text of a model or a file for a terminal, which would obey its control characters, as visible codes.
+
+    >>> visible("a\\x1b[2Jb\\nc")
+    'a\\\\x1b[2Jb\\nc'
+    """
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def notes_of(error: BaseException | None) -> list[str]:

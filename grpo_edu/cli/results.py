@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from grpo_edu.cli.options import complain, say_loading
+from grpo_edu.cli.options import complain, say_loading, visible
 
 
 def add_show_options(command: ArgumentParser) -> None:
@@ -51,7 +51,7 @@ def run_show_command(arguments: Namespace) -> int:
     print(f"Step {sampled[0].step}: {len(sampled)} completions are kept, mean reward {mean:.2f}")
     for name, rows in chosen.items():
         for one in rows:
-            print(f"\n=== {name}: {one.prompt}\n--- {sampled_text(one)}")
+            print(visible(f"\n=== {name}: {one.prompt}\n--- {sampled_text(one)}"))
     return 0
 
 
@@ -100,7 +100,7 @@ def run_compare_command(arguments: Namespace) -> int:
         print(f"{run:<{width}}  before {accuracy_text(before):<22} after {accuracy_text(after)}")
     print("Settings that differ:" if settings[0] else "The settings are the same.")
     for name, value in settings[0].items():
-        print(f"  {name}: {value} and {settings[1][name]}")
+        print(visible(f"  {name}: {value} and {settings[1][name]}"))
     print(f"After training, from {first} to {then}, on the {pair[0].n} held-out problems of both:")
     print(f"  {comparison} (exact McNemar test)")
     return 0
@@ -123,7 +123,8 @@ def run_diagnose_command(arguments: Namespace) -> int:
     diagnosis = diagnose(rows)
     if any(cause.fault in ("length truncation", "no end") for found in diagnosis.findings for cause in found.causes):
         diagnosis = diagnose(rows, RunFacts(turn_end=_find_turn_end(Path(arguments.log))))
-    print(json.dumps(asdict(diagnosis)) if arguments.json else f"{arguments.log}: {diagnosis_text(diagnosis)}")
+    text = f"{arguments.log}: {diagnosis_text(diagnosis)}"
+    print(json.dumps(asdict(diagnosis)) if arguments.json else visible(text))
     return 0
 
 
@@ -134,9 +135,11 @@ def _find_turn_end(run: Path) -> str | None:
     folder = next((folder for folder in (run / "model", run) if (folder / "tokenizer_config.json").is_file()), None)
     if folder is None:
         return None
-    from transformers import AutoTokenizer, GenerationConfig
+    from transformers import GenerationConfig
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    from grpo_edu.model_files import load_tokenizer
+
+    tokenizer = load_tokenizer(folder, "")
     has_config = (folder / "generation_config.json").is_file()
     generation_config = GenerationConfig.from_pretrained(folder) if has_config else None
     return find_unused_turn_end(tokenizer, end_token_ids(tokenizer, generation_config))
@@ -179,7 +182,7 @@ def run_chat_command(arguments: Namespace) -> int:
         if arguments.json:
             print(json.dumps({"question": question, **answers}), flush=True)
         else:
-            print("\n".join(f"{name + ':':<9}{text}" for name, text in answers.items()), flush=True)
+            print(visible("\n".join(f"{name + ':':<9}{text}" for name, text in answers.items())), flush=True)
     return 0
 
 
@@ -208,7 +211,10 @@ def run_export_command(arguments: Namespace) -> int:
     from grpo_edu.runs.export import export_run
 
     folder = export_run(
-        arguments.run, arguments.folder, overwrite=arguments.overwrite, say=lambda text: print(text, file=sys.stderr)
+        arguments.run,
+        arguments.folder,
+        overwrite=arguments.overwrite,
+        say=lambda text: print(visible(text), file=sys.stderr),
     )
     text = f"{folder} holds the model, its tokenizer and README.md, the model card."
     print(json.dumps({"folder": str(folder)}) if arguments.json else text)

@@ -27,6 +27,7 @@ from grpo_edu.cli.options import (
     given_options,
     refuse_with_resume,
     say_loading,
+    visible,
 )
 from grpo_edu.config import GRPOConfig
 from grpo_edu.problems.templates import Problem
@@ -113,7 +114,7 @@ def run_train_command(arguments: Namespace) -> int:
 def say_once(text: str) -> None:
     """Show the first look at a run to a person at a terminal; a pipe gets no chatter, and the run's folder keeps it."""
     if sys.stderr.isatty():
-        print(text, end="", file=sys.stderr, flush=True)
+        print(visible(text), end="", file=sys.stderr, flush=True)
 
 
 def training_text(result: RunResult) -> str:
@@ -184,7 +185,7 @@ def run_profiles_command(arguments: Namespace) -> int:
     if arguments.json:
         print(json.dumps({"name": profile.name, "about": profile.about, **profile.request().to_settings()}))
     else:
-        print(profile_text(profile))
+        print(visible(profile_text(profile)))
     return 0
 
 
@@ -227,7 +228,7 @@ def run_reward_check_command(arguments: Namespace) -> int:
     print("\n".join(f"  {key:<32}{value:.2f}" for key, value in paid.items()))
     for sample in samples:
         reward = "none" if sample["reward"] is None else f"{sample['reward']:.2f}"
-        print(f"=== sample: {sample['prompt']}\n--- reward {reward}\n{sample['completion']}")
+        print(visible(f"=== sample: {sample['prompt']}\n--- reward {reward}\n{sample['completion']}"))
     if max(paid.values()) - min(paid.values()) < _MARGIN:
         print(f"It pays {max(paid.values()):.2f} to every answer, so there is nothing to learn from it.")
         if best is not None and RIGHT[0] not in paid:

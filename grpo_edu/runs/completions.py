@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from grpo_edu.runs.log import to_plain
 
 if TYPE_CHECKING:
     from grpo_edu.batch import Batch
+
+
+_LONGEST_LINE = 2**27  # bytes of a step; a small file may hold a line that fills the memory
 
 
 @dataclass(frozen=True)
@@ -121,12 +125,12 @@ class CompletionLog(GzipLines):
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of the file; a last one that a kill cut short is left out."""
+    """Yield the lines of the file, up to one that a kill cut short, that is damaged or that is too long for a step."""
     with gzip.open(path) as file:
         while True:
             try:
-                line = file.readline()
-            except (EOFError, gzip.BadGzipFile):
+                line = file.readline(_LONGEST_LINE)
+            except (EOFError, gzip.BadGzipFile, zlib.error):
                 return
             if not line.endswith(b"\n"):
                 return
@@ -169,17 +173,28 @@ def recorded_steps(steps: Sequence[int | str], max_steps: int) -> set[int]:
 def read_completions(folder: str | Path, step: int | None = None) -> list[Sampled]:
     """Read the completions that a run kept of one step; None takes the last step that was kept.
 
-    Raises ValueError if the run kept none, or none of this step.
+    Raises ValueError if the run kept none, or none of this step, or if the file is not as a run writes it.
     """
     path = kept_file(folder, COMPLETIONS)
-    lines = [json.loads(line) for line in read_lines(path)] if path.is_file() else []
-    if not lines:
+    steps, found = list[int](), list[Sampled]()
+    try:
+        for line in read_lines(path) if path.is_file() else ():  # of many steps, only one is kept in memory
+            record = json.loads(line)
+            steps.append(record["step"])
+            if step in (None, record["step"]):
+                found = _sampled(record)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"`run`: {path} is damaged ({type(error).__name__}: {error}); train again.") from error
+    if not steps:
         raise ValueError(f"`run`: {folder} keeps no completions; train with `max_saved_completions` above 0.")
-    steps = [line["step"] for line in lines]
     if step is not None and step not in steps:
         known = f"{steps[0]} to {steps[-1]}" + (f", every {steps[1] - steps[0]} steps" if len(steps) > 1 else "")
         raise ValueError(f"`step`: no completions of step {step} are kept in {folder}; it keeps steps {known}.")
-    line = lines[-1] if step is None else lines[steps.index(step)]
+    return found
+
+
+def _sampled(line: Mapping[str, Any]) -> list[Sampled]:
+    """Return the completions of a line of the file."""
     rows = zip(*(line[name] for name in ("prompt", "completion", "reward", "advantage", "truncated")), strict=True)
     return [
         Sampled(

@@ -35,6 +35,7 @@ Row = dict[str, float | None]
 Record = dict[str, Any]
 
 MOST_BYTES = 50_000_000
+_LONGEST_DICTIONARY = 2**20  # characters of one that was printed; Python needs 500 bytes for each to read it
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?%?|[-+]?(?:nan|inf)\b"
 _WRAPPED = r"(?:np|numpy|torch)\.\w+\(([^()]*)\)"
 _STEP_WORD = r"(?:step|rollout|iteration|iter|update)"
@@ -152,7 +153,9 @@ def _parse_lines(text: str) -> list[Record]:
 def _parse_dictionaries(text: str) -> list[Record]:
     """Read the dictionaries that a trainer printed, between whatever else is in the text."""
     found = []
-    for step, part in re.findall(rf"(?i:\b{_STEP_WORD}\W{{0,3}}(\d+)[^{{}}\n]{{0,200}})?(\{{[^{{}}]*\}})", text):
+    for step, part in re.findall(rf"(?i:\b{_STEP_WORD}\W{{0,3}}(\d{{1,15}})[^{{}}\n]{{0,200}})?(\{{[^{{}}]*\}})", text):
+        if len(part) > _LONGEST_DICTIONARY:
+            continue
         part = re.sub(r"(?<=: )(-?)(nan|inf)\b", r"'\1\2'", part)
         part = re.sub(rf"\b{_WRAPPED}", r"\1", part)
         try:
@@ -178,8 +181,9 @@ def _parse_table(text: str) -> list[Record]:
     else:
         return []
     if line.count(mark):
-        rows: Iterable[list[str]] = csv.reader(io.StringIO("\n".join(lines[lines.index(line) + 1 :])), delimiter=mark)
-        names = next(csv.reader([line], delimiter=mark))
+        below = io.StringIO("\n".join(lines[lines.index(line) + 1 :]))
+        rows: Iterable[list[str]] = _readable_rows(csv.reader(below, delimiter=mark))
+        names = next(_readable_rows(csv.reader([line], delimiter=mark)), [])
         _check_one_run(names)
         if mark != ",":  # where the comma is the decimal point
             rows = ([re.sub(r"^(\s*[-+]?\d+),(\d+\s*)$", r"\1.\2", cell) for cell in row] for row in rows)
@@ -194,6 +198,17 @@ def _parse_table(text: str) -> list[Record]:
             record = {**record, tag: record["value"]}
         found.append(record)
     return found
+
+
+def _readable_rows(rows: Iterator[list[str]]) -> Iterator[list[str]]:
+    """Yield the rows of a table, without those that `csv` refuses, such as one with 200 kB of text in a cell."""
+    while True:
+        try:
+            yield next(rows)
+        except csv.Error:
+            continue
+        except StopIteration:
+            return
 
 
 def _check_one_run(names: Iterable[str]) -> None:
@@ -225,12 +240,11 @@ def _parse_tensorboard(content: bytes, name: str) -> list[Record]:
         file.write_bytes(content)
         for event in EventFileLoader(str(file)).Load():
             for value in event.summary.value:
-                if (
-                    value.HasField("tensor")
-                    and (number := make_ndarray(value.tensor)).size == 1
-                    and number.dtype.kind == "f"
-                ):
-                    steps.setdefault(event.step, {"step": event.step})[value.tag] = float(number)
+                sizes = [dim.size for dim in value.tensor.tensor_shape.dim]  # which may be any number of billions
+                if value.HasField("tensor") and math.prod(sizes) == 1:
+                    number = make_ndarray(value.tensor)
+                    if number.dtype.kind == "f":
+                        steps.setdefault(event.step, {"step": event.step})[value.tag] = number.item()
     return [steps[step] for step in sorted(steps)]
 
 
@@ -301,7 +315,7 @@ def _merge_steps(records: Iterable[Record]) -> list[Row]:
 def _flatten(record: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield names and values; those of an object in the record get its name in front, as in "data/reward"."""
     for key, value in record.items():
-        name = re.sub(r"\s*/\s*", "/", f"{prefix}{key}").strip()
+        name = "/".join(part.strip() for part in f"{prefix}{key}".split("/"))
         if isinstance(value, dict):
             yield from _flatten(value, f"{name}/")
         else:
@@ -335,14 +349,15 @@ def _read_number(value: Any) -> tuple[bool, float | None]:
     """
     if value is None:
         return True, None
-    if isinstance(value, list) and value and all(isinstance(entry, int | float) for entry in value):
-        return True, fmean(value)
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    is_list = isinstance(value, list) and value and all(isinstance(entry, int | float) for entry in value)
+    if isinstance(value, bool) or not (is_list or isinstance(value, int | float | str)):
         return False, None
     text = re.sub(rf"^\s*{_WRAPPED}\s*$", r"\1", value) if isinstance(value, str) else value
     try:
+        if isinstance(text, list):
+            return True, fmean(text)
         if isinstance(text, str) and text.strip().endswith("%"):
             return True, float(text.strip()[:-1]) / 100
         return True, float(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # text, or a whole number that no float can hold
         return False, None
