@@ -137,6 +137,10 @@ def test_a_run_starts_from_the_settings_of_another_run(policy_dir, tmp_path, mon
         ("train --profile choice.json", "choice.json:1: dtype must be one of float32, bfloat16, auto; got 'float16'"),
         ("train --profile reward.json", "reward.json:1: .*reward_funcs.*'speed'"),
         ("train --profile pair.json", "pair.json:1: .*warmup_steps.*lr_scheduler_type"),
+        ("train --profile number.json", "number.json:1: .*wrong kind.*int"),
+        ("train --profile entries.json", "entries.json:1: .*wrong kind.*int"),
+        ("train --profile huge.json", "huge.json:1: .*wrong kind.*too large"),
+        ("train --profile deep.json", "deep.json:1: .*not valid JSON"),
         ("train --profile latin.json", "latin.json:2: .*0xfc.*UTF-8"),
         ("train --prompt-template Solve:", "--prompt-template.*{problem}.*'Solve:'"),
         ("train --lora-alpha 3", "--lora-alpha.*3.0.*--lora-rank"),
@@ -156,6 +160,10 @@ def test_bad_profiles_are_one_line(tmp_path, monkeypatch, capsys, arguments, mes
         "choice": '{"dtype": "float16"}',
         "reward": '{"rewards": "speed"}',
         "pair": '{"warmup_steps": 3}',
+        "number": '{"data": 5}',
+        "entries": '{"lora_targets": [1]}',
+        "huge": f'{{"reward_weights": [1{"0" * 400}]}}',
+        "deep": "[" * 100_000,
     }
     for name, text in files.items():
         (tmp_path / f"{name}.json").write_text(text)

@@ -79,6 +79,14 @@ def test_a_bad_line_in_the_middle_is_named(tmp_path, bad):
         read_log(path)
 
 
+def test_a_link_to_another_file_is_refused_and_that_file_stays(tmp_path):
+    (tmp_path / "notes.txt").write_text("a last line without an end")
+    (tmp_path / "metrics.jsonl").symlink_to("notes.txt")
+    with pytest.raises(OSError, match=r"is a link.*metrics.jsonl"):
+        RunLog(tmp_path / "metrics.jsonl")
+    assert (tmp_path / "notes.txt").read_text() == "a last line without an end"
+
+
 def test_an_empty_log_and_none(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     assert read_log(tmp_path / "empty.jsonl") == []

@@ -1,5 +1,6 @@
 """A run's metrics as JSON lines that survive a kill. Needs no torch, so a dashboard reads a log at once."""
 
+import errno
 import json
 import math
 import os
@@ -19,7 +20,8 @@ class RunLog(AbstractContextManager):
         path: the file; it is made, with its folder, if it does not exist.
 
     Raises:
-        OSError: the file cannot be opened or written (a full disk); it names the file, and the lines before stay.
+        OSError: the file is a link, or cannot be opened or written (a full disk); it names the file, and the lines
+            before stay.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp()) / "metrics.jsonl"
@@ -31,6 +33,8 @@ class RunLog(AbstractContextManager):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        if self.path.is_symlink():  # in a folder of somebody else it may lead to any file of the user
+            raise OSError(errno.ELOOP, "is a link to a file, which would be changed; put a copy here", str(self.path))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         _close_tail(self.path)
         self._file = open(self.path, "ab", buffering=0)

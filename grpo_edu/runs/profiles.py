@@ -89,7 +89,7 @@ def _read_profile(path: Path, name: str) -> Profile:
     text = read_utf8(path)
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"{path}:{getattr(error, 'lineno', 1)}: this is not valid JSON ({error}); correct this line."
         ) from None
@@ -101,6 +101,8 @@ def _read_profile(path: Path, name: str) -> Profile:
         return Profile(name, str(content.get("about", "")), {**base, **settings})
     except ValueError as error:
         raise ValueError(f"{path}:{_line_of(str(error), text)}: {error}") from None
+    except (TypeError, AttributeError, OverflowError) as error:  # a number in place of a list, say
+        raise ValueError(f"{path}:1: a setting has a value of a wrong kind ({error}); correct it.") from None
 
 
 def _line_of(message: str, text: str) -> int:
