@@ -25,6 +25,9 @@ assert (
 equations = [study["equations of the untrained model"], run["equations"], form["equations"]]
 assert [row["equations"] for row in equations[:2]] == [587, 792]
 assert [round(100 * row["false"] / row["equations"]) for row in equations] == [14, 9, 39]
+longer = study["untrained"]["0 examples, 512 tokens"]["greedy/strict"]
+assert round(1000 * longer["accuracy"]) == 253
+assert round(1000 * run["change from others"]["0 examples, 512 tokens"]["greedy/strict"]["difference"]) == 3
 assert min(curves["paid for form"][step]["reward"] for step in range(4, 60)) > 0.95
 assert [round(10 * sum(part)) for part in (trained["reward"][:10], trained["reward"][-10:])] == [16, 27]
 assert round(100 * trained["truncated"][9]) == 56 and max(trained["truncated"][:9]) < 0.5
