@@ -118,7 +118,7 @@ def legend_above_data(axes: "Axes", columns: int) -> None:
 
 
 def legend_below(axes: "Axes") -> None:
-    """Draw a legend in one row under the panel, or in rows of three if it is wide: it covers neither curves nor title."""
+    """Draw a legend under the panel, where it covers neither curves nor the title: in one row, or in rows of three."""
     handles, labels = axes.get_legend_handles_labels()
     columns = len(labels) if len(labels) <= 5 and len("".join(labels)) <= 80 else 3
     axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns, **OPEN_LEGEND)
