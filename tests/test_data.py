@@ -202,6 +202,7 @@ def test_load_gsm8k_refuses(tmp_path):
         load_gsm8k("test", tmp_path, n=2)
 
 
+@pytest.mark.slow
 def test_without_a_network_the_way_out_is_named():
     with pytest.raises(ConnectionError, match="github.com/openai/grade-school-math.*name that folder as `path`"):
         load_gsm8k("test")

@@ -193,6 +193,7 @@ def test_true_fisher_is_the_hessian_of_the_kl(policy):
         assert fisher[name][index].item() == pytest.approx(curvature[index].item(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_examples_are_squared_one_by_one(policy):
     model, examples = policy
     tokens = [2, 2]
@@ -203,6 +204,7 @@ def test_the_examples_are_squared_one_by_one(policy):
         assert_close(together, mean, atol=1e-9, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_sampled_fisher_of_a_language_model_is_unbiased(policy):
     """Several tokens an example: the cross terms of their scores must average out."""
     model, examples = policy

@@ -260,6 +260,7 @@ def mangled(notebook, operations):
     return notebook
 
 
+@pytest.mark.slow
 @given(OPERATIONS)
 @settings(max_examples=60)
 def test_whatever_was_done_to_a_notebook_each_question_is_asked_once_and_nbgrader_takes_it(operations):
@@ -390,6 +391,7 @@ def test_a_folder_without_masters_or_with_a_foreign_check_is_refused(tmp_path):
         load_masters(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "source",
     [

@@ -58,6 +58,7 @@ def recorded():
     return recorder.record, seen[3:]
 
 
+@pytest.mark.slow
 def test_the_record_is_what_the_trainer_sees(recorded):
     record, seen = recorded
     assert record["step"] == 2 and len(seen) == 3 and len(record["groups"]) == 4
@@ -221,6 +222,7 @@ def run(tmp_path_factory):
     return output
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_steps_and_the_command_writes_a_page(run, tmp_path, capsys):
     assert kept_steps(run) == [1, 3] and read_tokens(run)["step"] == 3
     page = tmp_path / "page.html"

@@ -129,6 +129,7 @@ def test_every_instruction_can_be_obeyed_and_the_parts_share_nothing(name):
     assert max(kinds.values()) - min(kinds.values()) <= 1
 
 
+@pytest.mark.slow
 def test_a_seed_gives_its_own_instructions_and_too_many_are_refused():
     one, other = make_instructions(50, seed=1), make_instructions(50, seed=2)
     assert one == make_instructions(50, seed=1) != other

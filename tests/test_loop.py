@@ -46,11 +46,13 @@ def test_parts_that_are_not_written_are_the_packages(empty, capsys):
     assert text.count("not written yet") == 5 and max(distances(text)) < 1e-3
 
 
+@pytest.mark.slow
 def test_written_parts_agree_with_the_package(capsys):
     text = lines(capsys, sample, score, advantages, loss, update)
     assert "not written" not in text and max(distances(text)) < 1e-3 and max(differences(text)) < 1e-4
 
 
+@pytest.mark.slow
 def test_a_wrong_part_shows_its_difference_and_moves_the_weights_elsewhere(empty, capsys):
     def my_advantages(rewards, config):
         groups = rewards.view(-1, config.num_generations)
@@ -60,6 +62,7 @@ def test_a_wrong_part_shows_its_difference_and_moves_the_weights_elsewhere(empty
     assert differences(text)[1] > 0.1 and distances(text)[-1] > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [lambda value: -value, pytest.param(lambda value: 0 * value, marks=pytest.mark.long)])
 def test_a_loss_with_a_wrong_gradient_is_told_from_the_right_one_although_both_are_0(empty, wrong, capsys):
     def my_loss(model, rollout, advantages):

@@ -335,6 +335,7 @@ def test_the_prompt_is_shown_stored_and_travels_with_the_model(without_system, t
     assert read_completions(tmp_path / "run")[0].prompt.startswith(rendered.partition(train[0].prompt)[0])
 
 
+@pytest.mark.slow
 def test_the_system_prompt_of_a_file_reaches_trl_too(policy_dir, tmp_path):
     text = write(tmp_path / "short.txt", "Answer with one number.")
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SUMS))
@@ -746,6 +747,7 @@ def test_the_mean_reward_of_a_run_is_that_of_its_folder_and_each_batch_is_paid_i
     assert "has no column for the answer" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_resumed_run_refuses_an_edited_reward_unless_the_run_failed_on_it(policy_dir, tmp_path, capsys):
     data, run = write(tmp_path / "sums.jsonl", SUMS), str(tmp_path / "run")
     write(tmp_path / "helper.py", "def length(text):\n    return float(len(text) % 3)\n")

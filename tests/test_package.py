@@ -54,6 +54,7 @@ def test_public_names_are_listed_once_and_nothing_else_is_found():
         from grpo_edu import train_model  # noqa: F401
 
 
+@pytest.mark.slow
 def test_the_lines_of_a_page_train_from_a_list_of_dictionaries_to_a_table(capsys):
     page = (Path(__file__).parents[1] / "docs" / "your_own_task.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python\n(import grpo_edu.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -294,6 +294,7 @@ def test_ctrl_c_ends_the_waiting():
     assert time.perf_counter() - started < 9
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signals")
 def test_an_asynchronous_function_that_hangs_does_not_keep_the_process_alive():
     code = (
@@ -504,6 +505,7 @@ ALL = [accuracy_reward, format_reward, steps_reward, functools.partial(length_re
 ASYNC = [AsyncReward(), functools.partial(AsyncReward.__call__, AsyncReward())]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [str, chat], ids=["plain", "chat"])
 def test_trls_own_call_gives_the_same_rewards(form):
     """The method of the installed `GRPOTrainer` that calls reward functions, on a stand-in trainer."""

@@ -519,6 +519,7 @@ def test_the_argument_of_step_has_the_type_hint_and_the_description_that_trl_ask
     assert schema["type"] == "string" and schema["description"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("environment", [WordGame, pytest.param(Calculator, marks=pytest.mark.long)])
 def test_an_environment_runs_unchanged_in_trls_trainer(environment, tmp_path):
     """Two steps of TRL's trainer: every message is a call of `step`, and its tokens are as they are here."""
