@@ -299,7 +299,7 @@ def test(arguments, extent="default"):
         raise Stop("--rest runs what `python3 course.py test` has left out; run that first")
     # Two workers, each with whole files; with pytest arguments one process, as somebody who looks for a fault wants it.
     workers = [] if arguments or (os.cpu_count() or 1) < 2 else ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
-    # With two workers all but the fast tests wait for pages and processes in a quarter of their time: a third one helps.
+    # With two workers all but the fast tests wait for pages and processes in a quarter of their time: a third helps.
     three = ["-n3", *workers[1:]] if workers and extent != "fast" else workers
     parts = {
         "ruff": ["-m", "ruff", "check", "."],
