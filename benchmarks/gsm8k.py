@@ -11,7 +11,8 @@ form of the last line alone, "shuffled" pays the accuracy rewards of a step in a
 learns GSM8K's own solutions with as many tokens as "accuracy" processed. All are judged on the first 300 problems of
 the test set, greedily and sampled at temperature 1, by three readings of each completion: strict (`extract_answer`, a
 final answer), lenient (the last number anywhere), and readable (is there a final answer?). After the result, the
-untrained model without examples also got `LONGER` tokens, greedily, because 256 cut off half of its answers.
+models in `LONGER_ROWS` were also asked with `LONGER` tokens, greedily, because 256 cut off many answers of the
+untrained model without examples.
 
 Each result is one line of ``benchmarks/results/gsm8k.jsonl``; ``gsm8k.json`` holds the summary. Runs keep checkpoints
 in ``runs/gsm8k``, and the same command goes on where it was stopped.
@@ -69,6 +70,8 @@ SETTINGS = ((0, 1.0), (0, 0.6), (NUM_EXAMPLES, 1.0), (NUM_EXAMPLES, 0.6))
 ARMS = ("accuracy", "form", "shuffled", "supervised")
 SUPERVISED_RATE = 1e-4
 LONGER = 512  # tokens
+# The untrained model or an arm, and the number of examples in its prompt.
+LONGER_ROWS = (("untrained", 0), ("untrained", NUM_EXAMPLES), ("accuracy", NUM_EXAMPLES), ("accuracy", 0))
 WAYS = {"greedy": 0.0, "sampled": 1.0}  # the temperature at which the test problems are answered
 READINGS = [f"{way}/{reading}" for way in WAYS for reading in ("strict", "lenient", "readable")]
 DEVICE = choose_device()
@@ -202,13 +205,16 @@ class Study:
             self.ledger.add(**key, machine=MACHINE, **self.judge(*self.open_model(num_examples)))
             print_judgement(self.ledger.rows[-1])
 
-    def report_longer(self) -> None:
-        """Judge the greedy answers of the untrained model without examples, with more tokens."""
-        key = {"phase": "untrained, longer", "max_completion_length": LONGER}
-        if self.ledger.wants(**key):
-            found = self.judge(*self.open_model(0), ["greedy"], LONGER)
-            self.ledger.add(**key, machine=MACHINE, **found)
-            print_judgement(self.ledger.rows[-1])
+    def report_longer(self, arm: str, num_examples: int, seed: int, steps: int) -> None:
+        """Judge the greedy answers of the untrained model or of an arm with `LONGER` tokens."""
+        if (arm, num_examples) in longer_rows(self.ledger) or self.ledger.late:
+            return
+        model, tokenizer = self.open_model(num_examples)
+        if arm != "untrained":
+            model = load_adapters(model, FOLDER / f"{arm}-{seed}-{steps}" / "adapters")
+        found = self.judge(model, tokenizer, ["greedy"], LONGER)
+        self.ledger.add(phase="longer", arm=arm, num_examples=num_examples, machine=MACHINE, **found)
+        print_judgement(self.ledger.rows[-1])
 
     def report_arm(self, arm: str, seed: int, steps: int) -> None:
         """Train an arm and judge it."""
@@ -253,6 +259,13 @@ def choose_setting(ledger: Ledger) -> tuple[int, float]:
     return best["num_examples"], best["temperature"]
 
 
+def longer_rows(ledger: Ledger) -> dict[tuple[str, int], dict[str, Any]]:
+    """Return the rows with `LONGER` tokens, by the arm or "untrained" and the number of examples."""
+    found = {(row["arm"], row["num_examples"]): row for row in ledger.select(phase="longer")}
+    first = ledger.find(phase="untrained, longer")  # before the others were asked in this way
+    return ({("untrained", 0): first} if first else {}) | found
+
+
 def count_answers(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return how many answers of a judged row count in each reading, with Wilson's 95% interval."""
     return {name: counted(row[name]) for name in READINGS if name in row}
@@ -290,21 +303,34 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         "equations of the untrained model": count_equations(untrained[num_examples]),
         "runs": [],
     }
-    longer = ledger.find(phase="untrained, longer")
-    if longer:
-        found["untrained"][f"0 examples, {LONGER} tokens"] = count_answers(longer)
+    longer = longer_rows(ledger)
+    for (arm, count), row in longer.items():
+        if arm == "untrained":
+            found["untrained"][f"{count} examples, {LONGER} tokens"] = count_answers(row)
     for row in ledger.select(phase="report"):
         run = {name: row[name] for name in ("arm", "seed", "steps", "machine", "tokens")}
         run |= {"counts": count_answers(row), "equations": count_equations(row)}
         run["change"] = compare_rows(untrained[num_examples], row)
         others = {f"{count} examples": one for count, one in untrained.items() if count != num_examples}
-        if longer:
-            others[f"0 examples, {LONGER} tokens"] = longer
+        longer_counts = [count for arm, count in longer if arm == "untrained"]
+        others |= {f"{count} examples, {LONGER} tokens": longer["untrained", count] for count in longer_counts}
         run["change from others"] = {name: compare_rows(one, row) for name, one in others.items()}
         accuracy = ledger.find(phase="report", arm="accuracy", seed=row["seed"], steps=row["steps"])
         if accuracy and row is not accuracy:
             run["accuracy minus this"] = compare_rows(row, accuracy)
+        run |= compare_longer(longer, row["arm"])
         found["runs"].append(run)
+    return found
+
+
+def compare_longer(longer: dict[tuple[str, int], dict[str, Any]], arm: str) -> dict[str, Any]:
+    """Return the counts of an arm with `LONGER` tokens, and its change from the untrained model with as many."""
+    found: dict[str, Any] = {}
+    for count in (0, NUM_EXAMPLES):
+        if (arm, count) in longer:
+            after, before = longer[arm, count], longer.get(("untrained", count))
+            changes = {"change": compare_rows(before, after)} if before else {}
+            found[f"{count} examples, {LONGER} tokens"] = {"counts": count_answers(after), **changes}
     return found
 
 
@@ -331,7 +357,8 @@ def main() -> int:
             study.report_arm(arm, seed, options.steps)
     for num_examples in (0, NUM_EXAMPLES):
         study.report_prompt(num_examples)
-    study.report_longer()
+    for arm, num_examples in LONGER_ROWS:
+        study.report_longer(arm, num_examples, options.seeds[0], options.steps)
     if not study.ledger.late:  # otherwise rows may be missing that the summary compares with
         save(LEDGER.with_suffix(".json"), COMMAND, summary(study.ledger))
     return 0
