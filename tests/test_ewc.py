@@ -148,6 +148,7 @@ def test_with_a_large_lambda_the_protected_weights_stay_and_the_others_go(policy
     assert moved(after, 0) > 0.5 * moved(free, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", TRAININGS)
 def test_the_penalty_grows_while_the_model_leaves_and_larger_lambda_keeps_it_nearer(policy, training):
     distances = []

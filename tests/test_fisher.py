@@ -171,6 +171,7 @@ def mean_kl(model, before, examples):
     return torch.cat(parts).mean()
 
 
+@pytest.mark.slow
 def test_true_fisher_is_the_hessian_of_the_kl(policy):
     """The diagonal, weight by weight, by differentiating the KL twice."""
     model, examples = policy

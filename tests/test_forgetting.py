@@ -87,6 +87,7 @@ def test_interval_over_problems_is_the_paired_one():
     assert (nothing.value, nothing.low, nothing.high) == (0, 0, 0)
 
 
+@pytest.mark.slow
 def test_the_ends_are_the_percentiles_of_the_binomial_distribution():
     """Of 900 problems each is lost with chance 0.3: 243 to 297 are lost in 95% (245 in the wrong 3.5th percentile)."""
     matrix = matrix_of([[360, 180], [810, 270], [540, 900]], n=900)
@@ -95,6 +96,7 @@ def test_the_ends_are_the_percentiles_of_the_binomial_distribution():
     assert matrix.measures() == matrix.measures(num_resamples=2000, seed=0) != matrix.measures(seed=1)
 
 
+@pytest.mark.slow
 def test_interval_shrinks_with_more_problems_and_keeps_to_its_seed():
     few, many = (matrix_of([[40 * k, 20 * k], [90 * k, 30 * k], [60 * k, 100 * k]], n=100 * k) for k in (1, 9))
     narrow, wide = (m.measures()["forgetting"].high - m.measures()["forgetting"].low for m in (many, few))

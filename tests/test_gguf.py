@@ -334,6 +334,7 @@ def test_adapters_name_the_file_as_their_base(tmp_path, monkeypatch):
     assert load_policy(tmp_path / "adapters")[0].config.model_type == "qwen2"
 
 
+@pytest.mark.slow
 def test_from_the_file_to_a_folder_of_plain_transformers(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     write_gguf(Path("model.gguf"))

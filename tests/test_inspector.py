@@ -80,6 +80,7 @@ def test_the_record_is_what_the_trainer_sees(recorded):
             assert found is None or found == pytest.approx(torch.tensor(logp).exp().item(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_recording_changes_nothing_of_the_training():
     problems = load_problems("basic", "train", n=8)
     config = GRPOConfig(prompts_per_step=2, num_generations=4, max_steps=2, max_completion_length=24)
@@ -108,6 +109,7 @@ def settings_of(record):
             yield {"loss": loss, "scaling": next(scalings), "level": level, "update": update, **bounds}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["live", "quantized", RECORDED_REAL])
 def test_the_page_computes_what_the_package_computes(recorded, kind, node):
     record = recorded_tokens(kind) if kind == RECORDED_REAL else json.loads(json.dumps(recorded[0]))

@@ -307,6 +307,7 @@ def test_a_common_beginning_stands_once():
     assert found == expected
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(st.data())
 def test_trees_of_completions_have_the_values_and_gradients_of_plain_rows(data):

@@ -50,6 +50,7 @@ def test_a_test_that_asks_for_a_folder_gets_its_path(gsm8k_dir):
     assert gsm8k_dir.is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="the programs of this test are scripts of the shell")
 def test_so_it_is_on_a_computer_that_has_the_programs_and_the_record_says_what_ran(tmp_path):
     """The tests above again, where PATH has programs of these names; then once more, without those that have run."""

@@ -457,6 +457,7 @@ def trained(policy_dir, tmp_path_factory):
     return place / "run"
 
 
+@pytest.mark.slow
 def test_a_run_and_its_base_can_be_asked(trained, policy_dir, capsys, monkeypatch):
     asked = ["chat", str(trained), "--temperature", "0", "--json"]
     assert main([*asked, "--question", "What is 1 + 1?", "--question", "2?"]) == 0

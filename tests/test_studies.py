@@ -187,6 +187,7 @@ def ledger_of(study):
     return Ledger(study.LEDGER)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECOMPUTED)
 def test_the_summary_of_a_study_follows_from_its_runs(name):
     assert_follows(RECOMPUTED[name](), STORED[name])
@@ -241,6 +242,7 @@ def test_each_study_answers_its_question_in_150_words_and_names_its_command_and_
     assert all(importlib.import_module(f"benchmarks.{name}").COMMAND for name in studies.STUDIES)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="there is no history")
 def test_no_row_of_a_results_file_has_disappeared():
     """A run that was superseded is marked and stays; one that is deleted is found."""

@@ -162,6 +162,7 @@ def test_too_few_problems_and_a_frozen_model_are_refused(policy):
         next(finetune(model.requires_grad_(False), tokenizer, PROBLEMS, SupervisedConfig(**SMALL)))
 
 
+@pytest.mark.slow
 def test_adapters_learn_alone(policy):
     model, tokenizer = policy
     frozen = weights(model)

@@ -173,6 +173,7 @@ def test_a_warm_up_that_is_longer_than_the_run_is_said_even_if_the_weights_moved
     assert not find_symptoms([step] * 5, RunFacts(replace(config, max_steps=11)))
 
 
+@pytest.mark.slow
 def test_a_run_that_learned_nothing_says_so_everywhere(policy_dir, tmp_path):
     def nothing(completions, **columns):
         return [0.0] * len(completions)
@@ -203,6 +204,7 @@ def test_cut_off_completions_and_a_constant_reward_are_named():
     assert not find_symptoms([{**step, **paid, "rewards/b/mean": mean} for mean in (0.0, 1.0)], RunFacts(GRPOConfig()))
 
 
+@pytest.mark.slow
 def test_the_token_that_ends_a_turn_is_named_if_no_completion_ends_with_it(policy_dir, tmp_path, capsys):
     shutil.copytree(policy_dir, tmp_path / "model")
     for name, key, value in (
