@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pydoc_data.topics import topics
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ from benchmarks.harness import (
     RESULTS,
     Ledger,
     bits,
-    change,
     counted,
     estimate,
     finetune_for,
@@ -303,7 +303,7 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
         row = ledger.find(phase="report", arm=arm)
         if row:
             found[arm] = {way: compare_prompt(before[way], row[way]) for way in WAYS if way in row}
-            found[arm]["strict minus this"] = change([row["greedy"]] * len(strict), [run["greedy"] for run in strict])
+            found[arm]["strict minus this"] = minus(strict, [{**row, "seed": run["seed"]} for run in strict])
     for arm in TRAINED_ARMS:
         runs = sorted(ledger.select(phase="report", arm=arm), key=lambda row: row["seed"])
         if len(runs) < 2:
@@ -313,7 +313,11 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
             "seeds": [row["seed"] for row in runs],
             **{way: compared([before[way]] * len(runs), [row[way] for row in runs], len(KINDS)) for way in WAYS},
             "strict minus this": minus(strict, runs),
-            **{texts: estimate([mean_change(before, row, texts) for row in runs]) for texts in TEXTS},
+            **{
+                texts: estimate([mean_change(before, row, texts) for row in runs])
+                for texts in TEXTS
+                if all(texts in row for row in (before, *runs))  # GSM8K does not come with the course
+            },
         }
         if arm == "seven kinds":
             found[arm]["kinds left out"] = compare_left_out(before, runs)
@@ -332,14 +336,14 @@ def compare_prompt(before: str, after: str) -> dict[str, Any]:
 
 def mean_change(before: dict[str, Any], row: dict[str, Any], texts: str) -> float:
     """Return by how much the mean log-likelihood of texts changed, in nats per token."""
-    return (sum(row[texts]) - sum(before[texts])) / len(row[texts])
+    return fmean(row[texts]) - fmean(before[texts])
 
 
 def compare_left_out(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the greedy shares of each run on the kinds that it did not train on, and their change over seeds."""
     shares = {
         row["seed"]: [
-            sum(share(one["greedy"][KINDS.index(kind) :: len(KINDS)]) for kind in left_out(row["seed"])) / 3
+            fmean(share(one["greedy"][KINDS.index(kind) :: len(KINDS)]) for kind in left_out(row["seed"]))
             for one in (before, row)
         ]
         for row in runs
