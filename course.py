@@ -300,7 +300,7 @@ def test(arguments, extent="default"):
     # Two workers, each with whole files; with pytest arguments one process, as somebody who looks for a fault wants it.
     workers = [] if arguments or (os.cpu_count() or 1) < 2 else ["-n2", "--dist=loadfile", "--no-loadscope-reorder"]
     # With two workers all but the fast tests wait for pages and processes in a quarter of their time: a third helps.
-    three = ["-n3", *workers[1:]] if workers and extent != "fast" else workers
+    test_workers = ["-n3", *workers[1:]] if workers and extent != "fast" else workers
     parts = {
         "ruff": ["-m", "ruff", "check", "."],
         "format": ["-m", "ruff", "format", "--check", "."],
@@ -308,7 +308,7 @@ def test(arguments, extent="default"):
     }
     if extent == "rest":  # these leave nothing out
         parts = {}
-    parts["tests"] = ["-m", "pytest", CPU_SECONDS, *three, *PYTEST_OPTIONS[extent], *arguments]
+    parts["tests"] = ["-m", "pytest", CPU_SECONDS, *test_workers, *PYTEST_OPTIONS[extent], *arguments]
     if extent == "fast" or arguments or not list(Path("notebooks").glob("*.ipynb")):
         say("skipping the notebooks: there are none, or --fast or pytest arguments were given")
     else:

@@ -266,6 +266,15 @@ def longer_rows(ledger: Ledger) -> dict[tuple[str, int], dict[str, Any]]:
     return ({("untrained", 0): first} if first else {}) | found
 
 
+def name_prompt(num_examples: int, longer: bool = False) -> str:
+    """Return the name of a prompt in the summary.
+
+    >>> name_prompt(3), name_prompt(0, longer=True)
+    ('3 examples', '0 examples, 512 tokens')
+    """
+    return f"{num_examples} examples" + (f", {LONGER} tokens" if longer else "")
+
+
 def count_answers(row: dict[str, Any]) -> dict[str, dict[str, float]]:
     """Return how many answers of a judged row count in each reading, with Wilson's 95% interval."""
     return {name: counted(row[name]) for name in READINGS if name in row}
@@ -283,10 +292,11 @@ def compare_rows(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dic
     The strict reading is also compared on the problems where both answers are readable.
     """
     pairs = {name: (ones(before[name]), ones(after[name])) for name in READINGS if name in before}
-    for way in [way for way in WAYS if f"{way}/readable" in pairs]:
-        both = [old and new for old, new in zip(*pairs[f"{way}/readable"], strict=True)]
-        old_strict, new_strict = (list(compress(solved, both)) for solved in pairs[f"{way}/strict"])
-        pairs[f"{way}/strict where both are readable"] = old_strict, new_strict
+    for way in WAYS:
+        if f"{way}/readable" in pairs:
+            both = [old and new for old, new in zip(*pairs[f"{way}/readable"], strict=True)]
+            old_strict, new_strict = (list(compress(solved, both)) for solved in pairs[f"{way}/strict"])
+            pairs[f"{way}/strict where both are readable"] = old_strict, new_strict
     changes = {}
     for name, (old, new) in pairs.items():
         changes[name] = {"problems": len(old), **vars(paired_bootstrap(old, new)), **vars(mcnemar(old, new))}
@@ -296,41 +306,37 @@ def compare_rows(before: dict[str, Any], after: dict[str, Any]) -> dict[str, dic
 def summary(ledger: Ledger) -> dict[str, Any]:
     """Return what the rule chose, the counts of the untrained model and of each run, and what each run changed."""
     num_examples, temperature = choose_setting(ledger)
-    untrained = {row["num_examples"]: row for row in ledger.select(phase="untrained")}
+    chosen, longer = name_prompt(num_examples), longer_rows(ledger)
+    untrained = {name_prompt(row["num_examples"]): row for row in ledger.select(phase="untrained")}
+    untrained |= {name_prompt(count, longer=True): row for (arm, count), row in longer.items() if arm == "untrained"}
     found: dict[str, Any] = {
         "chosen": {"num_examples": num_examples, "temperature": temperature},
-        "untrained": {f"{count} examples": count_answers(row) for count, row in untrained.items()},
-        "equations of the untrained model": count_equations(untrained[num_examples]),
+        "untrained": {name: count_answers(row) for name, row in untrained.items()},
+        "equations of the untrained model": count_equations(untrained[chosen]),
         "runs": [],
+        "longer": compare_longer(longer),
     }
-    longer = longer_rows(ledger)
-    for (arm, count), row in longer.items():
-        if arm == "untrained":
-            found["untrained"][f"{count} examples, {LONGER} tokens"] = count_answers(row)
     for row in ledger.select(phase="report"):
         run = {name: row[name] for name in ("arm", "seed", "steps", "machine", "tokens")}
         run |= {"counts": count_answers(row), "equations": count_equations(row)}
-        run["change"] = compare_rows(untrained[num_examples], row)
-        others = {f"{count} examples": one for count, one in untrained.items() if count != num_examples}
-        longer_counts = [count for arm, count in longer if arm == "untrained"]
-        others |= {f"{count} examples, {LONGER} tokens": longer["untrained", count] for count in longer_counts}
-        run["change from others"] = {name: compare_rows(one, row) for name, one in others.items()}
+        run["change"] = compare_rows(untrained[chosen], row)
+        others = {name: other for name, other in untrained.items() if name != chosen}
+        run["change from others"] = {name: compare_rows(other, row) for name, other in others.items()}
         accuracy = ledger.find(phase="report", arm="accuracy", seed=row["seed"], steps=row["steps"])
         if accuracy and row is not accuracy:
             run["accuracy minus this"] = compare_rows(row, accuracy)
-        run |= compare_longer(longer, row["arm"])
         found["runs"].append(run)
     return found
 
 
-def compare_longer(longer: dict[tuple[str, int], dict[str, Any]], arm: str) -> dict[str, Any]:
-    """Return the counts of an arm with `LONGER` tokens, and its change from the untrained model with as many."""
+def compare_longer(longer: dict[tuple[str, int], dict[str, Any]]) -> dict[str, Any]:
+    """Return the counts of each trained model with `LONGER` tokens, and its change from the untrained one."""
     found: dict[str, Any] = {}
-    for count in (0, NUM_EXAMPLES):
-        if (arm, count) in longer:
-            after, before = longer[arm, count], longer.get(("untrained", count))
-            changes = {"change": compare_rows(before, after)} if before else {}
-            found[f"{count} examples, {LONGER} tokens"] = {"counts": count_answers(after), **changes}
+    for (arm, count), row in longer.items():
+        before = longer.get(("untrained", count))
+        if arm != "untrained" and before:
+            compared = {"counts": count_answers(row), "change": compare_rows(before, row)}
+            found[f"{arm}, {name_prompt(count, longer=True)}"] = compared
     return found
 
 
@@ -358,7 +364,8 @@ def main() -> int:
     for num_examples in (0, NUM_EXAMPLES):
         study.report_prompt(num_examples)
     for arm, num_examples in LONGER_ROWS:
-        study.report_longer(arm, num_examples, options.seeds[0], options.steps)
+        if arm in ("untrained", *options.arms):
+            study.report_longer(arm, num_examples, options.seeds[0], options.steps)
     if not study.ledger.late:  # otherwise rows may be missing that the summary compares with
         save(LEDGER.with_suffix(".json"), COMMAND, summary(study.ledger))
     return 0

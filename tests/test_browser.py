@@ -295,9 +295,7 @@ def drag(page, handle, pixels):
         handle.hover()
         box = handle.bounding_box()
         page.mouse.down()
-        if handle.evaluate(
-            "handle => handle.classList.contains('noUi-active') || !!handle.querySelector('.noUi-active')"
-        ):
+        if handle.evaluate("handle => handle.classList.contains('noUi-active')"):
             break
         page.mouse.up()
     else:

@@ -28,7 +28,7 @@ equations = [study["equations of the untrained model"], form["equations"]]
 assert [round(100 * row["false"] / row["equations"]) for row in equations] == [14, 39]
 longer = study["untrained"]["0 examples, 512 tokens"]["greedy/strict"]
 assert round(1000 * longer["accuracy"]) == 253
-asked_alike = run["0 examples, 512 tokens"]
+asked_alike = study["longer"]["accuracy, 0 examples, 512 tokens"]
 assert round(1000 * asked_alike["counts"]["greedy/strict"]["accuracy"]) == 287
 assert round(1000 * asked_alike["change"]["greedy/strict"]["difference"]) == 33
 assert min(curves["paid for form"][step]["reward"] for step in range(4, 60)) > 0.95
