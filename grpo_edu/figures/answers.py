@@ -12,6 +12,8 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from IPython.display import HTML
+
 from grpo_edu.figures.style import COLORS
 from grpo_edu.web import json_attribute, read_web
 
@@ -136,6 +138,27 @@ def group_html(answers: Sequence[Answer], title: str, *, scored: bool) -> str:
 def groups_html(groups: Sequence[str]) -> str:
     """Return tables of `group_html` next to each other."""
     return f'<style>{read_web("answers.css")}</style><div class="grpo-edu-answers">{"".join(groups)}</div>'
+
+
+def paired_answers(before: Sequence[str], after: Sequence[str], prompts: Sequence[str] = ()) -> HTML:
+    """Return a table of answers before and after training, next to each other, below their prompts if there are any.
+
+    The table's class keeps MathJax from reading what stands between two dollar signs as a formula.
+
+    >>> paired_answers(["It costs $3."], ["#### 3"]).data.count("<td")
+    2
+    """
+
+    def cell(kind: str, text: str, span: int = 1) -> str:
+        shown = html.escape(text).replace("\n", "<br>")
+        return f"<{kind} colspan={span} {_LEFT}>{shown}</{kind}>"
+
+    lines = [cell("th", "before training") + cell("th", "after training")]
+    for number, pair in enumerate(zip(before, after, strict=True)):
+        lines += [cell("th", prompts[number], 2)] if prompts else []
+        lines.append("".join(cell("td", text) for text in pair))
+    rows = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return HTML(f'<table class="mathjax_ignore" style="width:100%">{rows}</table>')
 
 
 def _table(title: str, names: Sequence[str], lines: Sequence[str]) -> str:
