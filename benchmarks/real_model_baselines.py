@@ -259,17 +259,18 @@ def report_arm(ledger: Ledger, study: Ledger, arm: str, seed: int) -> None:
 def measure_further(model: Any, tokenizer: Any) -> dict[str, Any]:
     """Return the greedy answers to other phrasings, and mean log-likelihoods of texts, in nats per token."""
     phrased = answer(model, tokenizer, TASK, [say_otherwise(one) for one in problems_of(TASK, "heldout")], 0.0)
-    found: dict[str, Any] = {
-        "phrased": bits(phrased.correct),
-        "text_logps": score_texts(model, tokenizer, ordinary_texts()),
-    }
-    if GSM8K.is_dir():
-        problems = load_gsm8k("test", GSM8K, n=NUM_TEXTS)
-        asked = [render_prompt(tokenizer, one.prompt, **prompt_options(one.level)) for one in problems]
-        found["gsm8k_logps"] = score_texts(
-            model, tokenizer, [(prompt, one.solution) for prompt, one in zip(asked, problems, strict=True)]
-        )
-    return found
+    found = {"phrased": bits(phrased.correct), "text_logps": score_texts(model, tokenizer, ordinary_texts())}
+    return found | measure_gsm8k(model, tokenizer)
+
+
+def measure_gsm8k(model: Any, tokenizer: Any) -> dict[str, Any]:
+    """Return mean log-likelihoods of GSM8K's solutions; nothing if its files are missing."""
+    if not GSM8K.is_dir():
+        return {}
+    problems = load_gsm8k("test", GSM8K, n=NUM_TEXTS)
+    asked = [render_prompt(tokenizer, one.prompt, **prompt_options(one.level)) for one in problems]
+    pairs = [(prompt, one.solution) for prompt, one in zip(asked, problems, strict=True)]
+    return {"gsm8k_logps": score_texts(model, tokenizer, pairs)}
 
 
 def ordinary_texts() -> list[tuple[str, str]]:
@@ -293,6 +294,7 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
     """Return what each arm changes, with intervals, and what GRPO's arm ``strict`` of the study has beyond it."""
     before, strict = ledger.find(phase="untrained"), reports(study, TASK, "strict")
     assert before is not None
+    before = before | (ledger.find(phase="untrained, GSM8K") or {})
     found: dict[str, Any] = {
         "untrained": {way: counted(before[way]) for way in WAYS},
         "system prompts": {
@@ -368,6 +370,8 @@ def main() -> int:
             **judge(model, tokenizer, TASK, "heldout"),
             **measure_further(model, tokenizer),
         )
+    if GSM8K.is_dir() and ledger.wants(phase="untrained, GSM8K"):  # the files were missing when the row above was made
+        ledger.add(phase="untrained, GSM8K", machine=MACHINE, **measure_gsm8k(*opened(MODEL)))
     select_system_prompt(ledger)
     for arm in PROMPT_ARMS:
         if arm in options.arms:
