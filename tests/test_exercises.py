@@ -66,6 +66,14 @@ def test_points_in_the_text_are_those_of_the_checks(name):
 
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {*STUDIES}))
+def test_the_table_lists_the_exercises_as_their_headings_do(name):
+    first, *cells = [cell.source for cell in read("solutions", name).cells if cell.cell_type == "markdown"]
+    text = "\n".join(cells)
+    headings = re.findall(r"^## (?:Open question )?(\w · .+)\n+\*(\d+) points.* · (\d+) min", text, re.M)
+    assert headings == re.findall(r"^\| (\w · .+?) \| (\d+)\D*? \|.* (\d+) min \|$", first, re.M)
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {*STUDIES}))
 def test_two_open_questions_have_a_model_answer_and_a_rubric_that_adds_up(name):
     open_answers = [cell for cell in read("solutions", name).cells if cell.get("id", "").startswith("open-")]
     assert len(open_answers) == 2

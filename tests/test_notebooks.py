@@ -455,6 +455,14 @@ def test_every_schematic_is_shown_and_has_its_own_background():
         assert root.get("viewBox") and root.find("{http://www.w3.org/2000/svg}rect") is not None, image.name
 
 
+def test_readme_and_course_map_say_the_study_time_of_each_notebook():
+    stated = {name[:2]: re.search(r"^Study time ≈ (\d+) min", read(name).cells[0].source, re.M)[1] for name in COURSE}
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    drawn = (FOLDER / "images" / "course_map.svg").read_text(encoding="utf-8")
+    assert dict(re.findall(r"^\| \[(\d\d) .* \| (\d+) \|$", readme, re.M)) == stated
+    assert dict(re.findall(r">(\d\d)</tspan>.*\n.*>(\d+) min<", drawn)) == stated
+
+
 @pytest.mark.parametrize("check", CHECKS)
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_notebook(name, check):
