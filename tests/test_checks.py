@@ -32,6 +32,7 @@ from grpo_edu import checks
 from grpo_edu.checks import core
 from grpo_edu.checks.compare import difference, shown, shown_apart
 from grpo_edu.checks.core import Call, Exercise, Mistake, Outcome, Part, attempt, call, slip_credit, trial
+from grpo_edu.checks.inputs import gradient_of
 from grpo_edu.checks.trained import TRAINED, TrainedExercise
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -584,6 +585,21 @@ def test_the_input_that_is_shown_tells_this_mistake_from_the_others():
     part = Part("large", 1, lambda rng: call(5), always=(call(9),))  # at 5 another mistake comes to the same
     exercise = Exercise(is_small, (part,), BORDER.mistakes)
     assert exercise(lambda x: x < 99).parts[0].given == "x=9"
+
+
+def test_a_division_by_zero_on_some_inputs_is_named_and_nothing_returned_is_no_cut_off_gradient():
+    """0 / 0 is 0 here; at x = 1 the second value is NaN in the answer."""
+    part = Part("one", 2, lambda rng: call(torch.tensor([1.0, 0.0])))
+    names = Exercise(share_or_zero, (part,), {})(lambda x: x / x).mistakes
+    assert len(names) == 1 and "NaN" in names[0]
+    gradient = Part("the gradient", 1, lambda rng: Call((torch.tensor([2.0]),), ask=gradient_of))
+    names = Exercise(double, (gradient,), {})(lambda x: None).mistakes
+    assert names == ["nothing is returned"]
+
+
+def share_or_zero(x):
+    """x / x, and 0 if x is 0."""
+    return torch.where(x == 0, 0.0, 1.0)
 
 
 def test_an_input_may_say_how_it_is_asked():

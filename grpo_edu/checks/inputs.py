@@ -113,14 +113,17 @@ class Training:
         return f"<a training run of {self.steps} steps towards {self.target}>"
 
 
-def gradient_of(function: Callable[..., Any], first: Any, *rest: Any) -> dict[str, Any]:
+def gradient_of(function: Callable[..., Any], first: Any, *rest: Any) -> dict[str, Any] | None:
     """Return the gradient of the sum of what a function returns for its first argument, a tensor or a dict of them.
 
-    It is None if the result is not a tensor, or autograd finds no way back from it.
+    A gradient is None if the result is not a tensor, or autograd finds no way back from it. If the function returns
+    nothing, so does this one.
     """
     given = first if isinstance(first, dict) else {FIRST: first}
     leaves = {name: value.clone().requires_grad_() for name, value in given.items()}
     result = function(leaves if isinstance(first, dict) else next(iter(leaves.values())), *rest)
+    if result is None:
+        return None
     if not isinstance(result, Tensor) or not result.requires_grad:
         return {GRADIENT + name: None for name in leaves}
     slopes = torch.autograd.grad(result.sum(), list(leaves.values()), materialize_grads=True)

@@ -111,6 +111,12 @@ def _both_tensors(mend: Callable[[Tensor, Tensor], Any]) -> Callable[[Any, Any],
     return lambda got, want: mend(got, want) if isinstance(got, Tensor) and isinstance(want, Tensor) else None
 
 
+def _replace_nan(got: Tensor, want: Tensor) -> Tensor | None:
+    """Return the numbers with the wanted ones in place of NaN; None if no number is NaN, or every one."""
+    missing = got.isnan()
+    return torch.where(missing, want, got) if missing.any() and not missing.all() else None
+
+
 def _each(kind: type, mend: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
     """Apply a change to every value of a kind, also within lists, tuples and dicts."""
 
@@ -150,6 +156,10 @@ FORMS: tuple[tuple[Slip, Callable[[Any, Any], Any]], ...] = (
         _both_tensors(
             lambda got, want: _same_numbers(got, want.dtype) if number_kind(got) != number_kind(want) else None
         ),
+    ),
+    (
+        Slip("some values are NaN, and the others are right", "0 / 0 gives NaN. For which input is a divisor 0?"),
+        _both_tensors(_replace_nan),
     ),
     (
         Slip("the result is transposed", "Rows and columns are swapped. Which of them does the task put first?"),
