@@ -415,11 +415,17 @@ def test_shuffled_rewards_are_the_rewards_in_another_order():
     )
 
 
-def test_the_page_says_what_the_notebooks_took():
+def test_the_page_and_the_notebooks_say_what_the_notebooks_took():
     stored = STORED["notebooks"]
     assert all(stored["verdicts"].values())
     assert notebooks.table(stored["notebooks"]) in (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
-    assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == set(stored["notebooks"])
+    paths = {path.stem: path for path in (REPOSITORY / "notebooks").glob("*.ipynb")}
+    assert set(paths) == set(stored["notebooks"])
+    for name, took in stored["notebooks"].items():
+        opening = "".join(json.loads(paths[name].read_text(encoding="utf-8"))["cells"][0]["source"])
+        for seconds, memory in re.findall(r"compute ≈ (\d+) s · memory ≈ ([\d.]+) GB", opening):
+            assert 0.9 * took["seconds"] <= float(seconds) <= 1.5 * took["seconds"] + 5, name
+            assert abs(float(memory) - took["peak"] / 1e9) < 0.15, name
 
 
 # ---- the harness ----
