@@ -3,8 +3,7 @@
 Each setting is a batch and a config with random values of every option that TRL has too. TRL's side is its
 ``GRPOTrainer``: its own methods compute the advantages and the loss from given rewards, log-probabilities and
 entropies. Ours is `grpo_edu.trainer`, with the batch divided into up to three micro-batches. Both sides compute in
-float64, and so only rounding separates them. Writes ``benchmarks/results/parity.json``. About five minutes. The stored
-result has three losses more (sapo, luspo and vespo), which grpo_edu 0.3.0 had.
+float64, and so only rounding separates them. Writes ``benchmarks/results/parity.json``. About five minutes.
 """
 
 from __future__ import annotations

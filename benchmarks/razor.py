@@ -522,6 +522,13 @@ def summary(ledger: Ledger) -> dict[str, Any]:
         f"equal {equal}": {method: matched(starts, by_seed, method, equal) for method in METHODS[1:]}
         for equal in ("kl", "new")
     }
+    found["GRPO at the lower rate, equal new"] = {  # added after the result, with `supervised` at both rates or at one
+        name: matched(starts, [[p for p in points if keep(p)] for points in by_seed], "GRPO", "new")
+        for name, keep in {
+            "both rates": lambda point: point["rate"] == min(RATES) or point["method"] == "supervised",
+            "the lower rate": lambda point: point["rate"] == min(RATES),
+        }.items()
+    }
     found["left by Holm"] = left_by_holm(
         {
             f"{method}, {equal}": row["p_value"]

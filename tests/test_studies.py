@@ -40,6 +40,7 @@ from benchmarks import (
     notebooks,
     objectives,
     other_policy,
+    parity,
     razor,
     real_model,
     real_model_baselines,
@@ -415,11 +416,35 @@ def test_shuffled_rewards_are_the_rewards_in_another_order():
     )
 
 
-def test_the_page_says_what_the_notebooks_took():
+def test_the_page_says_how_fast_a_step_is_and_how_far_trl_is():
+    """The ratios with their ranges, the seconds next to busy neighbors, and the largest difference from TRL."""
+    page = (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
+    ratios = [STORED["startup"]["sides"]["grpo_edu"]["times as fast as stock TRL"]]
+    for scale in ("tiny", "smollm2"):
+        ratios.append(STORED[f"step_{scale}"]["step"]["grpo_edu"]["times as fast as stock TRL"])
+    ratios.append(STORED["step_tiny"]["rollout"]["grpo_edu"]["times as fast as transformers"])
+    for ratio in ratios:
+        assert f"| {ratio['median']:.1f} ({ratio['low']:.1f} to {ratio['high']:.1f}" in page
+    for name, steps in STORED["shared"]["steps"].items():
+        seconds = " | ".join(f"{spread['median']:.2f}" for spread in steps.values())
+        assert f" | {seconds} |" in page, name
+    rows = STORED["parity"]["rows"]
+    largest = max(row[name] for row in rows for name in ("advantages", "loss", "gradient"))
+    assert f"{largest:.1e}".replace("e-0", "e-") in page and f"{STORED['parity']['settings']:,} random" in page
+    assert {row["loss type"] for row in rows} == set(parity.COMPARED)
+
+
+def test_the_page_and_the_notebooks_say_what_the_notebooks_took():
     stored = STORED["notebooks"]
     assert all(stored["verdicts"].values())
     assert notebooks.table(stored["notebooks"]) in (REPOSITORY / "docs" / "measured.md").read_text(encoding="utf-8")
-    assert {path.stem for path in (REPOSITORY / "notebooks").glob("*.ipynb")} == set(stored["notebooks"])
+    paths = {path.stem: path for path in (REPOSITORY / "notebooks").glob("*.ipynb")}
+    assert set(paths) == set(stored["notebooks"])
+    for name, took in stored["notebooks"].items():
+        opening = "".join(json.loads(paths[name].read_text(encoding="utf-8"))["cells"][0]["source"])
+        for seconds, memory in re.findall(r"compute ≈ (\d+) s · memory ≈ ([\d.]+) GB", opening):
+            assert 0.9 * took["seconds"] <= float(seconds) <= 1.5 * took["seconds"] + 5, name
+            assert abs(float(memory) - took["peak"] / 1e9) < 0.15, name
 
 
 # ---- the harness ----
