@@ -387,7 +387,8 @@ def _check_problems(problems: Sequence[Problem], batch_size: int, seed: int, *, 
         has_answer = scorer_of_level(problem.level) is not None or normalize_answer(problem.answer) is not None
         if not with_rewards and (not has_answer or problem.level.startswith(UNANSWERED)):
             raise ValueError(
-                f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data, or pass `reward_funcs`"
+                f"problems[{row}] has no valid answer, got {problem.answer!r}; fix the data, set its level to "
+                "'text:' to compare it as a text, or pass `reward_funcs`"
             )
 
 

@@ -8,6 +8,7 @@ or one word), so that ``#### 48 or 49`` is not an answer. Numbers are compared a
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
@@ -243,7 +244,7 @@ def normalize_answer(text: str) -> str | None:
     """
     if not isinstance(text, str):
         raise ValueError(f"text must be a string, got {type(text).__name__}. Pass str(answer).")
-    text = text.translate(_DASHES).replace("{,}", ",")  # as LaTeX separates thousands
+    text = unicodedata.normalize("NFC", text).translate(_DASHES).replace("{,}", ",")  # as LaTeX separates thousands
     lead = _LEAD.match(text)
     start = lead.end() if lead else 0
     numbers, tail = _numbers(text, start)

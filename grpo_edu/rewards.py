@@ -57,8 +57,8 @@ def _ground_truth(answer: Any, row: int) -> str:
     truth = extract_answer(text) if MARKER in text else normalize_answer(text)
     if truth is None:
         raise ValueError(
-            f"answer[{row}] must be one number, list of numbers or word, got {answer!r}. Fix the data, or use None "
-            "where accuracy does not apply"
+            f"answer[{row}] must be one number, list of numbers or word, got {answer!r}. Fix the data, give "
+            "the problem the level 'text:' to compare it as a text, or use None where accuracy does not apply"
         )
     return truth
 

@@ -46,6 +46,8 @@ def test_a_policy_that_calculates_nothing_has_no_share_that_holds():
     evaluation = Evaluation(["q"], ["gsm8k"], ["7"], [None], [False], [1])
     found = EvaluationReport(evaluation, ["x\n#### 7"], 1.0, GIB)
     assert found.to_dict()["calculations_that_hold"] is None and "1.00 of them" not in found.text()
+    word = Evaluation(["q"], ["mine"], ["#### French"], ["french"], [True], [2])
+    assert "calculations" not in EvaluationReport(word, ["#### French"], 1.0, GIB).text()
     instruction = EvaluationReport(evaluation, ["Is it a road?"], 1.0, GIB)
     assert "calculations" not in instruction.text()
 

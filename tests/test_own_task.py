@@ -25,6 +25,7 @@ from grpo_edu.runs.completions import CompletionLog, by_reward, read_completions
 from grpo_edu.runs.export import model_card
 from grpo_edu.runs.loading import load_split
 from grpo_edu.runs.log import read_log
+from grpo_edu.runs.look import first_look
 from grpo_edu.runs.options import RunConfig
 from grpo_edu.runs.record import RunMetadata
 from grpo_edu.runs.run import open_policy, run_evaluation
@@ -127,6 +128,8 @@ def test_an_empty_solution_and_a_level_that_is_a_number_do_not_stop_a_file(tmp_p
 
 TEXTS = {
     "New York.": (["#### new  york", "so\n#### New York."], ["#### York", "New York", "#### New York or Rome"]),
+    "New Delhi": (['#### **"New Delhi."**', "#### `New Delhi`"], ["#### New 'Delhi", "#### New"]),
+    "S\u00e3o Tom\u00e9": (["#### sa\u0303o tome\u0301"], ["#### Sao Tome"]),
     "2026-03-05": (["#### 2026-03-05"], ["#### 2026-03-06", "#### 2026", "#### 2026-03-05 2026-03-06"]),
     '{"a": 1}': (['#### {"a": 1}', '#### {"a":\n 1}'], ['#### {"a": 2}']),
     "SELECT a FROM b": (["#### select a from b"], ["#### select a"]),
@@ -170,6 +173,12 @@ BAD_FILES = {
         [*SUMS, {"question": "?", "answer": None, "unit": "cm"}],
         (),
         ("a.jsonl:21", "answer", "None"),
+    ),
+    "answer is a list": (
+        "a.jsonl",
+        [{"question": f"{n}?", "answer": ["a", "b"]} for n in range(9)],
+        (),
+        ("a.jsonl:1", "list", "another name", "reward of your own"),
     ),
     "answer is empty": ("a.jsonl", [*SUMS, {"question": "?", "answer": "", "unit": "cm"}], (), ("a.jsonl:21", "empty")),
     "answers are formulas": (
@@ -333,6 +342,19 @@ def test_the_prompt_is_shown_stored_and_travels_with_the_model(without_system, t
     assert "every prompt: the first 2 of the training problems" in look
     assert "14 to train on, 4 held out" in look and "'<|im_end|>'" in look
     assert read_completions(tmp_path / "run")[0].prompt.startswith(rendered.partition(train[0].prompt)[0])
+
+
+def test_the_first_look_names_questions_with_several_answers(policy_dir, tmp_path):
+    path = write(tmp_path / "sums.jsonl", SUMS + [{**row, "answer": "7"} for row in SUMS])
+    config = RunConfig(str(policy_dir), data=(str(path),), num_heldout=2)
+    data, (policy, tokenizer) = config.load_data(), open_policy(RunMetadata.start(config))
+    look = first_look(config, data.problems, data.heldout, policy, tokenizer)
+    assert "Warning: 16 of the questions to train on occur with different answers" in look
+    assert "2 held out (one in 5 questions of sums.jsonl, chosen by their hashes, at most 2 of them)" in look
+    config = RunConfig(str(policy_dir), data=(str(write(tmp_path / "twice.jsonl", SUMS + SUMS)),))
+    data = config.load_data()
+    look = first_look(config, data.problems, data.heldout, policy, tokenizer)
+    assert "Warning" not in look and "at most" not in look
 
 
 @pytest.mark.slow
@@ -610,6 +632,7 @@ CHECKED = {
     "r.py:any_answer": ("another problem's answer        1.00", "hedge", "list every answer"),
     "r.py:always": ("0.50 to every", "nothing to learn"),
     "r.py:worked": ("0.00 to every", "no worked solutions"),
+    "r.py:unanswered": ("no right one was tried", "--try"),
 }
 
 
@@ -617,6 +640,8 @@ CHECKED = {
 def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, reward):
     monkeypatch.chdir(tmp_path)
     rows = [{**row, "answer": f"-{n}, {row['answer']}"} if "part" in reward else row for n, row in enumerate(SUMS)]
+    if reward == "r.py:unanswered":
+        rows = [{"question": row["question"], "accepted": [row["answer"]]} for row in SUMS]
     if reward == "r.py:by_program":
         rows = [{**row, "solution": f"print({row['answer']})"} for row in SUMS]
     write(tmp_path / "sums.jsonl", rows)
@@ -632,7 +657,10 @@ def test_a_reward_is_tried_before_any_training(tmp_path, monkeypatch, capsys, re
     any_answer = "def any_answer(completions, **kwargs):\n    return [float('####' in c) for c in completions]\n"
     always = "def always(completions, unit, **kwargs):\n    return [0.5] * len(completions)\n"
     worked = "def worked(completions, **kwargs):\n    return [float(c.count('=') > 1) for c in completions]\n"
-    write(tmp_path / "r.py", any_answer + always + worked + overlong + stricter + part + last_part + by_program)
+    unanswered = "def unanswered(completions, accepted, **kwargs):\n"
+    unanswered += "    return [float(c in right) for c, right in zip(completions, accepted)]\n"
+    functions = any_answer + always + worked + overlong + stricter + part + last_part + by_program + unanswered
+    write(tmp_path / "r.py", functions)
     assert main(["reward-check", reward, "--data", "sums.jsonl", "--try", "it is so"]) == 0
     text = capsys.readouterr().out
     assert all(words in text for words in CHECKED[reward]), text

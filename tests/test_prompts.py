@@ -82,6 +82,7 @@ ONE_SPELLING = {
     "\\boxed{heads}": "heads",
     "The answer is heads": "heads",
     "twenty-one": "twenty-one",
+    "Portugue\u0302s": "portugu\u00eas",
 }
 
 NO_ANSWER = ["", " "]

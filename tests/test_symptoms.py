@@ -107,6 +107,12 @@ def test_a_symptom_is_named_with_cause_and_remedy(history, config, before, after
     assert re.search(words, text)
 
 
+def test_a_run_too_short_for_two_means_shows_one():
+    often_cut = [HEALTHY | {"reward": reward, "completions/clipped_ratio": 0.5} for reward in (0.2, 0.4, 0.6)]
+    (text,) = find_symptoms(often_cut, RunFacts(CONFIG, GOOD, GOOD))
+    assert "cut off: 50% (" in text and "`reward` is 0.4 on average" in text and " goes from " not in text
+
+
 def test_ties_are_no_symptom_where_the_advantage_is_the_reward():
     rewarded = steps(TIED | {"reward": 1.0, "grad_norm": 0.4})
     assert find_symptoms(rewarded, RunFacts(CONFIG, GOOD, GOOD))

@@ -229,9 +229,11 @@ def run_reward_check_command(arguments: Namespace) -> int:
     for sample in samples:
         reward = "none" if sample["reward"] is None else f"{sample['reward']:.2f}"
         print(visible(f"=== sample: {sample['prompt']}\n--- reward {reward}\n{sample['completion']}"))
-    if max(paid.values()) - min(paid.values()) < _MARGIN:
+    if best is None and max(paid.values()) - min(paid.values()) < _MARGIN:
+        print("The problems have no answers, so no right one was tried. Add some with --try TEXT.")
+    elif max(paid.values()) - min(paid.values()) < _MARGIN:
         print(f"It pays {max(paid.values()):.2f} to every answer, so there is nothing to learn from it.")
-        if best is not None and RIGHT[0] not in paid:
+        if RIGHT[0] not in paid:
             print("The file has no worked solutions, so none was tried; write the answers as WORKING #### ANSWER.")
     elif best is None:
         print("The problems have no answers, so read the list: training will produce what is paid most.")

@@ -356,7 +356,10 @@ def _problem(path: Path, row: Row, names: Mapping[str, str]) -> Problem:
 def _answer(where: str, name: str, value: Any) -> tuple[str, str]:
     """Return the answer in canonical form, and the worked solution: the whole text if it ends in #### answer."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise ValueError(f"{where}: the answer ({name}) must be a text or a number, got {_short(value)}")
+        raise ValueError(
+            f"{where}: the answer ({name}) must be a text or a number, got {_short(value)}; if several answers are "
+            "right, give the column another name and compare it in a reward of your own"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{where}: the answer ({name}) is {value}, which is no number; fill it in, or remove the row")
     text = f"{Decimal(repr(value)):f}" if isinstance(value, float) else str(value).strip()  # 1e-7 in digits

@@ -19,6 +19,7 @@ import json
 import operator
 import random
 import re
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -184,12 +185,17 @@ UNANSWERED = "own:"  # begins the level of problems without an answer, which a r
 
 
 def normalize_text(text: str) -> str:
-    """Return a text without differences of case and white space, and without a full stop at its end.
+    """Return a text without differences of case, white space and Unicode form, and what may be around it.
 
-    >>> normalize_text(" New  York. ")
-    'new york'
+    That is a full stop at its end, and Markdown, quotes or backticks on both sides.
+
+    >>> normalize_text(" New  York. "), normalize_text('**"2026-03-05"**.')
+    ('new york', '2026-03-05')
     """
-    return " ".join(text.casefold().split()).rstrip(".")
+    text = " ".join(unicodedata.normalize("NFC", text.casefold()).split()).rstrip(".")
+    while len(text) > 1 and text[0] == text[-1] and text[0] in "*_`\"'":
+        text = text[1:-1].strip().rstrip(".")
+    return text
 
 
 def text_answer(completion: str | list[dict]) -> str | None:

@@ -7,6 +7,7 @@ quantities of `grpo_edu.runs.measures`, the evidence that it shows, and its caus
 
 from __future__ import annotations
 
+import re
 import string
 import textwrap
 import tomllib
@@ -209,6 +210,8 @@ _POSSIBLE: dict[str, Condition] = {
     "no answer format": lambda m: not m.loses_format,
 }
 
+_SAME_ENDS = re.compile(r"goes from (\S+) to \1(?![\w.]*\d)")
+
 # A cause for which the log has evidence of its own comes before the others.
 _SHOWN: dict[str, Condition] = {
     "wrong end token": lambda m: True,
@@ -282,7 +285,11 @@ def _fill(text: str, measures: Measures) -> str:
     """Return a text with its quantities; "" if one of them is unknown."""
     quantities = measures.quantities
     names = [name for _, name, _, _ in string.Formatter().parse(text) if name]
-    return "" if any(quantities.get(name) is None for name in names) else text.format_map(quantities)
+    if any(quantities.get(name) is None for name in names):
+        return ""
+    text = text.format_map(quantities)
+    # The first and the last steps of so short a run are the same, and so are their means.
+    return _SAME_ENDS.sub(r"is \1 on average", text) if measures.count <= FEW else text
 
 
 def _fill_cause(cause: Cause, measures: Measures) -> Cause:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_edu.problems.own import HELDOUT_EVERY
-from grpo_edu.problems.templates import Problem, prompt_options
+from grpo_edu.problems.own import HELDOUT_EVERY, question_key
+from grpo_edu.problems.templates import Problem, normalize_text, prompt_options
 from grpo_edu.prompts import render_prompt
 from grpo_edu.rollout import find_unused_turn_end, stop_token_ids
 from grpo_edu.runs.loading import is_user_dataset
@@ -41,7 +41,8 @@ def first_look(
     divided = [Path(name).name for name in request.data if is_user_dataset(name) and Path(name).is_file()]
     split = ""
     if divided and request.heldout_file is None:
-        split = f" (one in {HELDOUT_EVERY} questions of {' and '.join(divided)}, chosen by their hashes)"
+        at_most = f", at most {request.num_heldout} of them" if len(heldout) == request.num_heldout else ""
+        split = f" (one in {HELDOUT_EVERY} questions of {' and '.join(divided)}, chosen by their hashes{at_most})"
     lines = [
         f"Problems: {len(problems)} to train on, {len(heldout)} held out{split}",
         f"Prompts: {lengths[0]} to {lengths[-1]} tokens{room if context else ''}",
@@ -53,6 +54,13 @@ def first_look(
             "completions will probably be cut off at the length limit. Set `eos_token` in tokenizer_config.json and "
             f"`eos_token_id` in generation_config.json of the model to {turn_end!r}."
         )
+    if contradictions := _find_contradictions(problems):
+        shown, answers = next(iter(contradictions.items()))
+        lines.append(
+            f"Warning: {len(contradictions)} of the questions to train on occur with different answers, such as "
+            f"{shown[:80]!r} with {', '.join(map(repr, answers))}, and each row accepts its own alone. Correct them, "
+            "or put all accepted answers into a column of another name and compare them in a reward of your own."
+        )
     if request.num_examples:
         lines.append(f"Solved examples in every prompt: the first {request.num_examples} of the training problems")
     further = dict.fromkeys(name for problem in problems for name in problem.columns)
@@ -61,3 +69,11 @@ def first_look(
     for number, prompt in enumerate(rendered[:_SHOWN], start=1):
         lines += [f"--- prompt {number} of {len(problems)}", prompt]
     return "\n".join(lines) + "\n---\n"
+
+
+def _find_contradictions(problems: Sequence[Problem]) -> dict[str, list[str]]:
+    """Return each question that has several answers, and the answers."""
+    answers: dict[str, dict[str, None]] = {}
+    for problem in problems:
+        answers.setdefault(question_key(problem.prompt), {})[normalize_text(problem.answer)] = None
+    return {question: list(found) for question, found in answers.items() if len(found) > 1}

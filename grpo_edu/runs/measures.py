@@ -252,7 +252,9 @@ class Measures:
                 cut_first, cut_last = (fmean([x == self.limit for x in xs]) for xs in (lengths[:FEW], lengths[-FEW:]))
         self.cut_first, self.cut_last = cut_first or 0.0, cut_last or 0.0
         is_shown = max(self.cut_first, self.cut_last) >= 0.02
-        self.cut_change = f"{self.cut_first:.0%} at first and {self.cut_last:.0%} in the end" if is_shown else None
+        change = f"{self.cut_first:.0%} at first and {self.cut_last:.0%} in the end"
+        change = change if self.count > FEW else f"{self.cut_first:.0%}"  # no step is both the first and the last
+        self.cut_change = change if is_shown else None
         self.often_cut = max(self.cut_first, self.cut_last) > 0.1
         if self.course.kind == "rises":
             self.often_cut = self.cut_last > 0.1

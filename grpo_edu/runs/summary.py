@@ -398,8 +398,8 @@ class EvaluationReport:
             lines += ["", "by steps of the reference solution"]
             lines += [_row(str(number), part) for number, part in steps.items()]
         lines += ["", f"readable answer: {found['readable_answers']} of {self.evaluation.n}"]
-        if any("####" in solution for solution in self.solutions):  # where the answer is a number
-            work, holds = found["step_by_step"], found["calculations_that_hold"]
+        work, holds = found["step_by_step"], found["calculations_that_hold"]
+        if holds is not None or len(steps) > 1:  # not for answers that are words or texts
             verdict = "" if holds is None else f", {holds:.1%} of them hold"
             lines += [
                 f"step by step (two calculations or more): {work['share']:.1%} [{work['low']:.1%}, {work['high']:.1%}]",
