@@ -83,8 +83,11 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
     taken: set[tuple[str, str]] = set()
     # Those whose names are shown as they are on the disk come first, so nobody else gets one of these names.
     for submission in sorted(found.values(), key=lambda one: one.student != shown(one.student)):
-        if submission.files:  # what lies next to the notebooks is not a problem
-            submission.troubles = [one for one in submission.troubles if not one.endswith(_OTHER)]
+        if submission.files:  # what lies next to the notebooks is not a problem, unless it stands for one of them
+            there = [master for master in masters if not any(master in path.name for path in submission.files)]
+            submission.troubles = [
+                one for one in submission.troubles if not one.endswith(_OTHER) or any(name in one for name in there)
+            ]
         name, number = shown(submission.student), 1
         submission.student = name
         while submission.key in taken:  # two names on the disk that look alike once they can be shown

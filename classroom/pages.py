@@ -103,6 +103,7 @@ def feedback_page(grade: StudentGrade, masters: Sequence[SourceNotebook]) -> str
         grade=grade,
         masters=masters,
         most=most,
+        to_grade=TO_GRADE,
         open_column=open_column,
         html=lambda feedback: Markup(feedback._repr_html_()),
     )

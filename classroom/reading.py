@@ -53,7 +53,7 @@ def read_submission(
             continue
         troubles += [f"{name}: {one}" for one in wrong]
         if master is None:
-            troubles.append(f"{name}: has none of the questions in it")
+            troubles.append(f"{name}: has none of the questions in it; is it the lesson of the same name?")
             continue
         worth = written_answers(notebook, master), name.removesuffix(".ipynb") == master.name, number
         counts[master.name] = counts.get(master.name, 0) + 1

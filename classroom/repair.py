@@ -241,6 +241,8 @@ def _restore(cells: list[Node], present: set[str], master: SourceNotebook) -> li
             if original.cell_type == "code":
                 (unwritten if original.metadata.nbgrader.solution else locked).append(role)
         before = original.id
+    if unwritten and {*master.checks.values()} <= {*locked}:
+        return ["holds none of the checks; is it the lesson of the same name?"]
     words = (
         (elsewhere, "missing, but another cell defines the same name"),
         (unwritten, "missing, and counts as not written"),
@@ -279,7 +281,8 @@ def looks(notebook: Node, master: SourceNotebook) -> list[str]:
     """Return what is worth a review in a student's cells; it is not evidence of cheating."""
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     own, given = ([cell.source for cell in code if _is_locked(cell) is locked] for locked in (False, True))
-    used = suspicious_names(own, given)
+    imported = suspicious_names(given, ()) - {"grpo_edu"}  # what the exercise itself imports
+    used = {path for path in suspicious_names(own, given) if path.partition(".")[0] not in imported}
     package = {path for path in used if path.partition(".")[0] == "grpo_edu"}
     odd = {path for path in package if path.endswith("*") or _ODD_CHECKS.match(path)} | (used - package)
     found = [f"uses {plain(path, 60)}" for path in sorted(odd)[:_MOST_LOOKS]]

@@ -60,9 +60,12 @@ class StudentGrade:
         return plain_number(earned + sum(self.by_hand.get(open_column(master, one), 0) for master, one in asked))
 
     def open_points(self, master: SourceNotebook, question: OpenQuestion) -> float | str:
-        """Return the points of an open answer: 0 if nothing was written, "to grade" if nobody has graded it."""
+        """Return the points of an open answer; if nobody has graded it, "to grade", or "" if nothing was written.
+
+        A zero here would come back with the points by hand, and count for an answer that is handed in later.
+        """
         written = question.cell in self.open_answers.get(master.name, {})
-        return self.by_hand.get(open_column(master, question), TO_GRADE if written else 0)
+        return self.by_hand.get(open_column(master, question), TO_GRADE if written else "")
 
     def question(self, exercise: str) -> float:
         """Return the points earned in one question; 0 if it was not handed in."""

@@ -489,7 +489,6 @@ def test_an_interrupted_answer_names_the_input_and_the_seconds(monkeypatch, caps
     ("exercise", "answer", "mistake"),
     [
         ("double", lambda x: None, "nothing is returned"),
-        ("double", lambda x: x.mul_(2), "the input is changed in place"),  # although the result is right
         ("double", lambda x: torch.zeros(2), "every input gives the same result"),
         ("is_small", lambda x: True, "all are small"),
     ],
@@ -497,6 +496,13 @@ def test_an_interrupted_answer_names_the_input_and_the_seconds(monkeypatch, caps
 def test_a_mistake_of_every_exercise_is_named_and_earns_nothing(exercise, answer, mistake):
     feedback = {"double": DOUBLE, "is_small": BORDER}[exercise](answer, seed=0)
     assert feedback.mistakes == [mistake] and feedback.points == 0
+
+
+def test_right_values_of_an_input_that_was_changed_earn_half():
+    feedback = DOUBLE(lambda x: x.mul_(2), seed=0)
+    assert feedback.mistakes == ["the input is changed in place"] and feedback.points == 1.5
+    feedback = DOUBLE(lambda x: x.mul_(5), seed=0)
+    assert feedback.mistakes == ["the input is changed in place"] and feedback.points == 0
 
 
 def test_handing_in_something_else_than_a_function_is_refused():

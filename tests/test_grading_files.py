@@ -75,8 +75,10 @@ def test_numbers_of_the_platform_are_kept(tmp_path):
 
 
 def test_a_notebook_under_another_ending_is_found_and_a_document_is_not(tmp_path):
-    lay(tmp_path, "ana/04_group_advantages.ipynb.txt", "bo/x.ipynb")
+    lay(tmp_path, "ana/04_group_advantages.ipynb.txt", "bo/x.ipynb", "eve/04_group_advantages.ipynb")
     (tmp_path / "bo" / "notes.txt").write_text("hello")
+    for name in ("04_group_advantages.html", "05_grpo_objective.pdf"):
+        (tmp_path / "eve" / name).write_text("hello")
     (tmp_path / "cy").mkdir()
     (tmp_path / "cy" / "notes.txt").write_text("hello")
     (tmp_path / "di").mkdir()
@@ -84,6 +86,7 @@ def test_a_notebook_under_another_ending_is_found_and_a_document_is_not(tmp_path
     found = {one.student: one for one in find_submissions(tmp_path, MASTERS)}
     assert len(found["ana"].files) == 1 and found["bo"].troubles == []
     assert found["cy"].troubles == ["cy/notes.txt is not a notebook"]
+    assert found["eve"].troubles == ["eve/05_grpo_objective.pdf is not a notebook"]  # the other notebook is there
     assert "unpack" in found["di"].troubles[0]
 
 
@@ -140,7 +143,7 @@ def test_many_notebooks_of_one_student_are_read_one_by_one():
     sizes = [(f"{number}.ipynb", len(content)) for number in range(3)] + [("x", 3)]
     found = read_submission(io.BytesIO(content * 3 + b"[1]"), sizes, [], [])
     assert found["notebooks"] == [] and [line.partition(": ")[2] for line in found["troubles"]] == [
-        *["has none of the questions in it"] * 3,
+        *["has none of the questions in it; is it the lesson of the same name?"] * 3,
         "is not a notebook: it has no cells",
     ]
 

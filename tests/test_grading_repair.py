@@ -366,6 +366,22 @@ def test_what_is_not(source):
     assert looks(mended, MASTER) == []
 
 
+def test_a_module_that_the_exercise_imports_is_not():
+    master = named("01_cpu_setup")
+    notebook = handed_out(master)
+    own = notebook.cells[place_of(notebook, "lazy-attribute")]
+    own.source += "\n    return importlib.import_module(where[name])"
+    assert looks(repaired(notebook, master)[0], master) == []
+    own.source += "\nimport subprocess"
+    assert looks(repaired(notebook, master)[0], master) == ["uses subprocess"]
+
+
+def test_a_lesson_with_the_name_of_the_exercise_is_said_to_be_one():
+    lesson = nbformat.read(REPOSITORY / "notebooks" / "01_cpu_setup.ipynb", as_version=4)
+    _, troubles = repaired(lesson, named("01_cpu_setup"))
+    assert troubles[-1] == "holds none of the checks; is it the lesson of the same name?"
+
+
 @pytest.mark.parametrize(
     ("source", "names"),
     [

@@ -91,7 +91,7 @@ def writer():
 def test_an_open_answer_waits_until_it_is_graded_and_an_empty_one_is_worth_nothing():
     rows = table(grades_table([writer()], [ASKED]))
     assert rows[0][2:7] == ["04 h", "04 open-a", "04 open-b", "total", "out of"]
-    assert rows[1][2:7] == ["0", "to grade", "0", "0", "5"]  # what nobody graded is not in the possible points
+    assert rows[1][2:7] == ["0", "to grade", "", "0", "5"]  # what nobody graded is not in the possible points
     assert "not graded yet" in feedback_page(writer(), [ASKED])
     page = open_answers_page([writer()], [ASKED])
     assert "Because." in page and EVIL not in page and "&lt;script&gt;" in page
@@ -102,8 +102,12 @@ def test_points_by_hand_come_from_a_filled_copy_of_the_table(tmp_path):
     copy.write_text(grades_table([grade], [ASKED]).replace("to grade", "2.5"))
     enter_points(points_in_table(copy, [ASKED]), [grade], [ASKED])
     graded = replace(ASKED, hand_graded=True)
-    assert table(grades_table([grade], [graded]))[1][2:7] == ["0", "2.5", "0", "2.5", "11"]
+    assert table(grades_table([grade], [graded]))[1][2:7] == ["0", "2.5", "", "2.5", "11"]
     assert "2.5 of 4 points" in feedback_page(grade, [graded])
+    assert "04 open-b, graded by hand: 0 of 2 points, no answer was written" in feedback_page(grade, [graded])
+    late = replace(grade, open_answers={"04_two": {"open-a": "x", "open-b": "handed in later"}})
+    enter_points(points_in_table(copy, [ASKED]), [late], [ASKED])
+    assert late.by_hand == {"04 open-a": 2.5} and table(grades_table([late], [graded]))[1][4] == "to grade"
     assert table(canvas_table([grade], [graded]))[1][5:] == ["11"]
     enter_points({("Ana", "", "04 open-a"): 3.0}, [grade], [ASKED])  # a gradebook has no whole numbers
     assert "3 of 4 points" in feedback_page(grade, [graded])
