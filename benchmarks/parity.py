@@ -123,8 +123,7 @@ def our_sides(setting: Setting) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
         advantages = advantages[:, None] * setting.token_factors
     leaves = setting.logps.clone().requires_grad_(), setting.entropies.clone().requires_grad_()
     rollout: Any = SimpleNamespace(sampling_per_token_logps=setting.sampled)
-    nothing = torch.zeros(0)
-    batch = trainer.Batch(rollout, setting.rewards_per_func, nothing, advantages, setting.loss_mask)
+    batch = trainer.Batch(rollout, setting.rewards_per_func, rewards, advantages, setting.loss_mask)
     model: Any = torch.nn.Module()
     sampler = (Sampler if config.rollout_quantization is None else QuantizedSampler)(model, model, config)
     weights = token_weights(

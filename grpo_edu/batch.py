@@ -35,6 +35,11 @@ class Batch:
     advantages: Tensor
     loss_mask: Tensor
 
+    def __post_init__(self) -> None:
+        if self.advantages.shape[:1] != self.rewards.shape:
+            rows, shape = len(self.rewards), tuple(self.advantages.shape)
+            raise ValueError(f"advantages must have one row for each of the {rows} completions, got the shape {shape}")
+
 
 def compute_advantages(rewards: Tensor, config: GRPOConfig) -> Tensor:
     """Return the advantages (B,), computed with the estimator of the config."""

@@ -412,7 +412,7 @@ def drop_retired(stored: Mapping[str, Any]) -> dict[str, Any]:
     ValueError: the run was stored with min_p = 0.2, which only grpo_edu 0.3.0 and earlier versions can read
     """
     found = {name: stored[name] for name in RETIRED if name in stored and stored[name] != RETIRED[name]}
-    if stored.get("loss_type") in RETIRED_LOSSES:
+    if stored.get("loss_type") in RETIRED_LOSSES and stored["loss_type"] not in LOSS_TYPES:
         found["loss_type"] = stored["loss_type"]
     for name, value in found.items():
         raise ValueError(

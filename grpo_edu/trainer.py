@@ -361,12 +361,15 @@ class TrainingState:
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a step, which a study may replace; the defaults are correct GRPO.
+    """The stages of a step, which a study may replace; the defaults are correct GRPO, and get the same arguments.
 
-    render: question → prompt. score: rollout → batch. advantages: rewards (B,) → advantages (B,).
-    rows: batch → indices of the rows with a gradient.
-    optimizer_step: an update and its micro-batches → metrics, and the log-probabilities before the step.
-    loss: log-probabilities, advantages, mask and weights → the loss, a scalar.
+    render: (tokenizer, question, and `system` by name) → prompt.
+    score: (rollout, problems, reward functions, config, the stage `advantages`) → batch.
+    advantages: (rewards (B,), config) → advantages (B,).
+    rows: (batch, config) → indices of the rows to learn from; the default leaves out groups whose rewards are equal,
+        even if another stage gives them advantages that are not 0.
+    optimizer_step: (update, micro-batches) → metrics, and the log-probabilities (B, C) before the step.
+    loss: (log-probabilities, old ones, advantages, mask, and the rest by name, such as `weights`) → the loss, a scalar.
     """
 
     render: Callable[..., str] = render_prompt

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 PAD, START, END = SPECIAL_TOKENS
+PRETRAINED = (*LEVELS, "sorting", "coin_flip")  # not a problem set that was added later
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
@@ -202,7 +203,7 @@ def batches(
 
 
 def write_shipped_problems(folder: str | Path, *, num_train: int = 1000, num_heldout: int = 400, seed: int = 0) -> None:
-    """Write ``{level}_train.jsonl`` and ``{level}_heldout.jsonl`` for every level and domain.
+    """Write ``{level}_train.jsonl`` and ``{level}_heldout.jsonl`` for every level and domain, also a new one.
 
     ``python -m recipes.corpus`` remakes the shipped files.
     """
@@ -213,8 +214,8 @@ def write_shipped_problems(folder: str | Path, *, num_train: int = 1000, num_hel
 
 
 def heldout_keys() -> frozenset[str]:
-    """Return the `problem_key` of every held-out problem: what pretraining must never see."""
-    return frozenset(problem_key(problem) for problem in load_problems(LEVELS + DOMAINS, "heldout"))
+    """Return the `problem_key` of every held-out problem of `PRETRAINED`, which pretraining must never see."""
+    return frozenset(problem_key(problem) for problem in load_problems(PRETRAINED, "heldout"))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ from grpo_edu.evaluation import Evaluation, evaluate
 from grpo_edu.figures.objective import line_panels
 from grpo_edu.models import save_policy, tiny_dir
 from grpo_edu.problems.files import load_problems
-from grpo_edu.problems.templates import DOMAINS, LEVELS, Problem
+from grpo_edu.problems.templates import Problem
 from grpo_edu.prompts import MARKER
-from recipes.corpus import END, PAD, PretrainingConfig, batches, heldout_keys, train_tokenizer
+from recipes.corpus import END, PAD, PRETRAINED, PretrainingConfig, batches, heldout_keys, train_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -45,7 +45,7 @@ def write_card(
     record: what `recipe_record` gives. Returns the record with the accuracies added.
     """
     folder = Path(folder)
-    heldout = load_problems(LEVELS + DOMAINS, "heldout")
+    heldout = load_problems(PRETRAINED, "heldout")
     sampled = evaluate(model, tokenizer, heldout, seed=seed)
     greedy = evaluate(model, tokenizer, heldout, temperature=0)
     record = {

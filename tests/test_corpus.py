@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Config
 
 from grpo_edu.problems.files import load_problems, read_problems
-from grpo_edu.problems.templates import LEVELS, make_problems, problem_key
+from grpo_edu.problems.templates import make_problems, problem_key
 from grpo_edu.prompts import SYSTEM_PROMPT, answers_equal, normalize_answer, render_prompt
 from recipes.corpus import (
+    PRETRAINED,
     PretrainingConfig,
     batches,
     draw_drill,
@@ -28,7 +29,6 @@ from recipes.corpus import (
 )
 
 CONFIG = PretrainingConfig(vocab_size=400, batch_tokens=1024)
-ALL = (*LEVELS, "sorting", "coin_flip")  # what the base model was pretrained on
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_without_weight_there_are_no_drills():
     assert "drill" not in {problem.level for problem, _ in itertools.islice(stream, 500)}
 
 
-@pytest.mark.parametrize("level", ALL)
+@pytest.mark.parametrize("level", PRETRAINED)
 def test_a_slip_is_always_wrong_and_always_an_answer(level):
     rng = random.Random(0)
     for problem in make_problems(level, 300, seed=4):
@@ -200,16 +200,16 @@ def test_excluded_problems_are_never_drawn():
 
 def test_the_excluded_are_those_of_the_shipped_heldout_files():
     excluded = heldout_keys()
-    for level in ALL:
+    for level in PRETRAINED:
         heldout = load_problems(level, "heldout")
         assert {problem_key(problem) for problem in heldout} <= excluded
         assert not {problem_key(problem) for problem in load_problems(level, "train")} & excluded
-    assert len(excluded) == sum(len(load_problems(level, "heldout")) for level in ALL)
+    assert len(excluded) == sum(len(load_problems(level, "heldout")) for level in PRETRAINED)
 
 
 def test_the_shipped_files_are_written_in_full(tmp_path):
     write_shipped_problems(tmp_path, num_train=5, num_heldout=3, seed=1)
-    for level in ALL:
+    for level in PRETRAINED:
         train, heldout = (read_problems(tmp_path / f"{level}_{split}.jsonl") for split in ("train", "heldout"))
         assert (len(train), len(heldout)) == (5, 3)
         assert not {problem_key(problem) for problem in train} & {problem_key(problem) for problem in heldout}

@@ -14,6 +14,7 @@ from grpo_edu.config import LOSS_TYPES, GRPOConfig
 from grpo_edu.dashboards.inspector import LIVE, RECORDED, RECORDED_REAL, SETTINGS, TokenInspector, recorded_tokens
 from grpo_edu.fast.packing import group_logps
 from grpo_edu.figures.tokens import first_mixed, token_pushes, tokens_html
+from grpo_edu.losses import LOSSES
 from grpo_edu.models import load_policy
 from grpo_edu.problems.files import load_problems
 from grpo_edu.rewards import accuracy_reward
@@ -104,7 +105,7 @@ def settings_of(record):
     for loss, level in product(LOSS_TYPES, ("token", "sequence")):
         for update in range(len(record["groups"][0]["completions"][0]["logps"]) - 1):
             low, high, beta = (torch.rand(3, generator=draws) * torch.tensor([0.2, 0.3, 0.2])).tolist()
-            high = 1 + high if loss == "cispo" else high
+            high = 1 + high if LOSSES[loss].clips == "weight" else high
             bounds = {"low": low, "high": high, "beta": beta}
             yield {"loss": loss, "scaling": next(scalings), "level": level, "update": update, **bounds}
 

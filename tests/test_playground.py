@@ -10,7 +10,7 @@ from torch.testing import assert_close
 
 from grpo_edu.advantages import group_advantages
 from grpo_edu.config import LOSS_TYPES
-from grpo_edu.losses import grpo_loss
+from grpo_edu.losses import LOSSES, grpo_loss
 
 ROOT = Path(__file__).resolve().parents[1]
 STATIC, WEB = ROOT / "book" / "static", ROOT / "grpo_edu" / "web"
@@ -94,7 +94,7 @@ def package_step(start, reference, group, rewards, loss, settings, length):
 @pytest.mark.parametrize("loss", LOSS_TYPES)
 @pytest.mark.parametrize(("task", "length"), [("one word", 1), ("up to three tokens", 3)])
 def test_the_policy_of_the_page_becomes_that_of_the_package(task, length, loss):
-    settings = SETTINGS | ({"high": 5.0} if loss == "cispo" else {})
+    settings = SETTINGS | ({"high": 5.0} if LOSSES[loss].clips == "weight" else {})
     given = {"task": task, "seed": 3, "steps": 4, "size": 8, "reward": 1, "settings": {**settings, "loss": loss}}
     steps = javascript(STEPS, given)
     reference = torch.tensor(steps[0]["before"], dtype=torch.float64)

@@ -686,3 +686,9 @@ def test_five_calls_lead_from_train_to_the_loss_of_a_token(tokenizer, monkeypatc
     (names,) = calls
     calls = "train update_policy optimizer_step micro_batch_loss grpo_loss spy"
     assert names[names.index("train") :] == calls.split()
+
+
+def test_a_stage_that_returns_too_few_advantages_is_told_so(tokenizer):
+    by_group = trainer.Stages(advantages=lambda rewards, config: rewards.view(-1, config.num_generations).mean(dim=1))
+    with pytest.raises(ValueError, match=r"^advantages must have one row for each of the \d+ completions"):
+        run(tokenizer, GRPOConfig(**SMALL), stages=by_group)

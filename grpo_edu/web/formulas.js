@@ -31,7 +31,7 @@ function tieProbability(p, size) {
 }
 
 /* Three formulas of a token. `token` returns its objective and the push on log π, as grpo_edu.losses.per_token_policy_loss
-   and its gradient; high is ε_high (for cispo the largest ratio itself). The words are those of the token inspector. */
+   and its gradient; high is ε_high (with capsWeight the largest ratio itself). The words are those of the token inspector. */
 const CLIPPED = {
   movesRatio: true, // the derivative goes through the ratio
   token({ ratio, advantage, low, high }) {
@@ -48,6 +48,7 @@ const CLIPPED = {
 };
 const CAPPED = {
   movesRatio: false,
+  capsWeight: true, // ε_high is the largest ratio itself
   token({ ratio, logp, advantage, high }) {
     const weight = Math.min(ratio, high);
     return { objective: weight * advantage * logp, push: weight * advantage, clipped: ratio > high };

@@ -104,7 +104,7 @@
       loss: list("loss", Object.fromEntries(Object.keys(LOSSES).map(loss => [loss, loss])), run.loss),
       scaling: list("advantage", scalings, run.scaling),
       level: list("ratio", { token: "per token", sequence: "per answer" }, run.level),
-      low: slider("ε", run.low, 1, 0.01), high: slider("ε high", run.high, run.loss === "cispo" ? 5 : 1, 0.01),
+      low: slider("ε", run.low, 1, 0.01), high: slider("ε high", run.high, LOSSES[run.loss].capsWeight ? 5 : 1, 0.01),
       beta: slider("β (KL)", run.beta, 1, 0.01),
     };
     if (!hasReference) parts.beta.input.disabled = true;
@@ -203,7 +203,7 @@
       const what = parts.shown.value === "push" ? `The strongest push on a token is ${number(largest, 5)}.` : `The largest change of a log-probability is ${number(largest)}.`;
       const left = record.left_out.length ? ` The run also used ${record.left_out.join(", ")}, which these marks leave out.` : "";
       const words = pushed
-        ? `${pushed} tokens of this group are pushed${clipped ? `, and ${clipped} ${clipped === 1 ? "is" : "are"} ${settings.loss === "cispo" ? "capped" : "clipped"}` : ""}. In the update ${followed} of the pushed tokens moved in the direction of their push, ${against} against it, and ${pushed - followed - against} hardly moved. ${what}`
+        ? `${pushed} tokens of this group are pushed${clipped ? `, and ${clipped} ${clipped === 1 ? "is" : "are"} ${LOSSES[settings.loss].capsWeight ? "capped" : "clipped"}` : ""}. In the update ${followed} of the pushed tokens moved in the direction of their push, ${against} against it, and ${pushed - followed - against} hardly moved. ${what}`
         : "No token of this group is pushed: all advantages are 0, and there is no KL term.";
       const said = words + otherwise + left; // the same words are not announced once more
       if (summary.textContent !== said) summary.textContent = said;
@@ -261,7 +261,7 @@
     for (const [name, part] of Object.entries(parts)) {
       part.input.addEventListener("input", () => {
         if (name === "group") build();
-        if (name === "loss" && part.value === "cispo" && parts.high.value < 1) { parts.high.input.max = 5; parts.high.value = 5; }
+        if (name === "loss" && LOSSES[part.value].capsWeight && parts.high.value < 1) { parts.high.input.max = 5; parts.high.value = 5; }
         draw();
         if (name === "group") find();
       });
