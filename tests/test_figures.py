@@ -310,6 +310,13 @@ def test_live_curves_are_as_long_as_the_run_and_end_at_the_last_mean():
     assert ends[0] == pytest.approx((left + right) / 2), "step 2 of 4 is in the middle"
 
 
+def test_letters_of_live_curves_are_dark_and_marks_have_the_colors():
+    row = {"step": 1, "reward": 0.5, "rewards/accuracy_reward/mean": 0.2, "rewards/format_reward/mean": 0.3}
+    svg = live_curves([row, {**row, "step": 2}], 3)
+    assert set(re.findall(r'<tspan style="fill:#\w+">(.+?)<', svg)) == {"● "} and "<text style" not in svg
+    assert not re.search(r"<text [^>]*fill:", svg)
+
+
 def test_live_curves_lie_over_those_of_the_run_before_up_to_the_last_step():
     history = [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}]
     longer = [{"step": step, "reward": 0.1 * step} for step in (1, 2, 3, 9)]

@@ -6,14 +6,14 @@
 // ---- drawing ----
 
 function element(name, attributes = {}, ...children) {
-  const svg = ["svg", "g", "rect", "line", "path", "circle", "text"].includes(name);
+  const svg = ["svg", "g", "rect", "line", "path", "circle", "text", "tspan"].includes(name);
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
 
-const BLUE = "#0072B2", LIGHT_BLUE = "#56B4E9", RED = "#D55E00", GREEN = "#009E73";
+const BLUE = "#0072B2", RED = "#D55E00", GREEN = "#009E73";
 const WIDTH = 320, HEIGHT = 210, LEFT = 44, RIGHT = 308, TOP = 28, BOTTOM = 172;
 
 /* One panel with axes; returns it with functions that place x and y. */

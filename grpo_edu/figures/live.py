@@ -159,7 +159,8 @@ def _panel(
             label = f"{name} {found[-1][1]:.2g}" if several else f"{found[-1][1]:.3g}"
             end, line = (x0 + width * (row + 1) / len(series), y0 - 6) if several else (x0 + width, y0 - 22)
             parts.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>')
-            parts.append(f'<text x="{end:.1f}" y="{line}" text-anchor="end" style="fill:{color}">{label}</text>')
+            mark = f'<tspan style="fill:{color}">● </tspan>' if several else ""  # too pale for letters
+            parts.append(f'<text x="{end:.1f}" y="{line}" text-anchor="end">{mark}{label}</text>')
     return parts
 
 
