@@ -40,6 +40,7 @@ function short(value) {
 
 function bars(title, values, range) {
   const { svg, x, y } = panel(title, "completion", [-0.5, values.length - 0.5], range);
+  svg.setAttribute("aria-label", `${title}: ${values.map(short).join(", ")}`);
   const width = (0.6 * (RIGHT - LEFT)) / values.length;
   values.forEach((value, row) => {
     const [top, bottom] = [y(Math.max(value, 0)), y(Math.min(value, 0))];
@@ -66,6 +67,7 @@ function xTicks(place, values) {
 
 function dot(place, x, y) {
   place.svg.append(element("circle", { cx: place.x(x), cy: place.y(y), r: 6, fill: GREEN, stroke: "white" }));
+  place.svg.setAttribute("aria-label", `${place.svg.querySelector(".title").textContent}: ${short(y)} at ${short(x)}`);
 }
 
 // ---- controls ----

@@ -87,6 +87,8 @@ function curves(title, xs, ys, lines, at) {
     }
     if (shown.length) dot(place, ...shown[shown.length - 1]);
   });
+  const ends = lines.map(({ name, points }) => [name, points.findLast(([step]) => step <= at)]).filter(([, end]) => end);
+  place.svg.setAttribute("aria-label", `${title}: ${ends.map(([name, end]) => `${name} ${short(end[1])}`).join(", ")}`);
   const mark = element("line", { y1: TOP, y2: BOTTOM, class: "axis", visibility: "hidden" });
   const word = element("text", { x: LEFT + 4, y: BOTTOM - 5, class: "value", visibility: "hidden" });
   place.svg.append(mark, word);
