@@ -141,6 +141,7 @@ class RunComparer(Explorer):
     def _test(self, button: object = None) -> None:
         names = tuple(self.pick.value)
         if self.busy:
+            self.tested.value = say_html("Both models are still answering.")
             return
         if len(names) != 2:
             self.tested.value = say_html("Choose two runs in the list, then press Paired test.", wrong=True)
