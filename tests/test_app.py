@@ -238,6 +238,7 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
             cut = page.locator("#rendered_cells").evaluate("e => e.scrollHeight > e.clientHeight")
             assert not cut, f"{tab}: a part of the page scrolls inside the page"
             shoot(page, f"app_{tab}_{width}")
+        page.get_by_role("tabpanel", name=tab, exact=True).wait_for()
         names = page.locator(".noUi-handle:visible").evaluate_all("all => all.map(one => one.ariaLabel)")
         assert all(names), (tab, names)
         for picture in page.locator(f"{DASHBOARD} img").filter(visible=True).all():
@@ -257,7 +258,7 @@ def test_every_tab_fits_its_page_and_can_be_used_without_sight(page):
 def test_the_model_is_asked_trained_and_asked_again_by_a_kernel_that_runs_no_code(app, page):
     says(page, "Recorded before training")
     press(page, "2 answers, 20 steps")
-    page.get_by_text("training steps = 20").wait_for()
+    page.locator("[aria-live=polite]", has_text="training steps = 20").wait_for()
     press(page, "1 Ask")
     says(page, "The model answered 2 times")
     press(page, "2 Score")
@@ -265,6 +266,8 @@ def test_the_model_is_asked_trained_and_asked_again_by_a_kernel_that_runs_no_cod
     five_steps(page)
     press(page, "3 Train")
     page.get_by_role("progressbar").wait_for(timeout=1000 * SECONDS)
+    told = page.locator(f"{DASHBOARD} > [aria-live=polite]", has_text="Step ")
+    told.wait_for(state="attached", timeout=1000 * SECONDS)
     says(page, "was trained for 5 steps")
     press(page, "4 Ask again")
     says(page, "After 5 steps")

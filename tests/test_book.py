@@ -303,6 +303,8 @@ def test_the_live_figures_answer_to_their_controls(open_page):
     box.scroll_into_view_if_needed()
     said = box.locator("[role=status]")
     assert "0.100" in said.inner_text() and box.locator("svg").count() == 3
+    pictures = box.get_by_role("img").evaluate_all("all => all.map(one => one.ariaLabel)")
+    assert pictures[0] == "Rewards: 1, 1, 0, 0, 0, 0, 0, 0" and pictures[2] == "How often a group ties: 0.1 at 0.25"
     chance = box.get_by_label("success rate p")
     chance.focus()
     before = said.inner_text()
@@ -336,6 +338,7 @@ def test_a_policy_learns_in_the_page_and_hacks_its_reward(open_page, page, viewp
     box.get_by_label("reward", exact=True).select_option(index=1)
     said, start = box.locator("[role=status]"), box.locator("svg path").first.get_attribute("d")
     box.get_by_role("button", name="One step").click()
+    assert re.match(r"Reward [\d.]+, right .* 1 step", box.get_by_role("img").get_attribute("aria-label"))
     assert "After 1 step " in said.inner_text() and box.locator("tbody").first.locator("tr").count() == 8
     box.get_by_role("button", name="Play").click()
     chances = box.get_by_role("region", name="What the policy says")
@@ -380,6 +383,7 @@ def test_the_dashboards_on_stored_numbers_answer_to_their_controls(open_page):
     box, said = opened("07_grpo_run", "run")
     box.get_by_label("step").fill("10")
     assert "Step 10 of 30" in said.inner_text() and "20 held-out problems" in said.inner_text()
+    assert re.match("Reward: mean reward 0", box.get_by_role("img").first.get_attribute("aria-label"))
     box.get_by_role("button", name="Play").click()
     box.page.wait_for_function(
         "document.querySelector('[data-recorded=run] [role=status]').innerText.includes('Step 30')"

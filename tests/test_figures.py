@@ -310,6 +310,13 @@ def test_live_curves_are_as_long_as_the_run_and_end_at_the_last_mean():
     assert ends[0] == pytest.approx((left + right) / 2), "step 2 of 4 is in the middle"
 
 
+def test_letters_of_live_curves_are_dark_and_marks_have_the_colors():
+    row = {"step": 1, "reward": 0.5, "rewards/accuracy_reward/mean": 0.2, "rewards/format_reward/mean": 0.3}
+    svg = live_curves([row, {**row, "step": 2}], 3)
+    assert set(re.findall(r'<tspan style="fill:#\w+">(.+?)<', svg)) == {"●"} and "<text style" not in svg
+    assert not re.search(r"<text [^>]*fill:", svg)
+
+
 def test_live_curves_lie_over_those_of_the_run_before_up_to_the_last_step():
     history = [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.7}]
     longer = [{"step": step, "reward": 0.1 * step} for step in (1, 2, 3, 9)]
@@ -510,6 +517,12 @@ def test_each_figure_is_readable_and_says_in_words_what_it_shows(name):
             assert str(label) in said
     if name == "tie curves":
         assert "G = 4 from 1 to 1, lowest 0.125" in said.partition("≈")[2]
+    assert ", ," not in said
+
+
+def test_the_words_for_rows_with_intervals_have_their_values():
+    said = describe(interval_rows({"before": [5, 7], "after": [6, 9]}, ["one", "two"], trials=10, title="Runs"))
+    assert said.endswith("Values: ≈ before: one 50, two 70; after: one 60, two 90")
 
 
 def sanitize(text):

@@ -6,14 +6,14 @@
 // ---- drawing ----
 
 function element(name, attributes = {}, ...children) {
-  const svg = ["svg", "g", "rect", "line", "path", "circle", "text"].includes(name);
+  const svg = ["svg", "g", "rect", "line", "path", "circle", "text", "tspan"].includes(name);
   const made = svg ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.append(...children);
   return made;
 }
 
-const BLUE = "#0072B2", LIGHT_BLUE = "#56B4E9", RED = "#D55E00", GREEN = "#009E73";
+const BLUE = "#0072B2", RED = "#D55E00", GREEN = "#009E73";
 const WIDTH = 320, HEIGHT = 210, LEFT = 44, RIGHT = 308, TOP = 28, BOTTOM = 172;
 
 /* One panel with axes; returns it with functions that place x and y. */
@@ -40,6 +40,7 @@ function short(value) {
 
 function bars(title, values, range) {
   const { svg, x, y } = panel(title, "completion", [-0.5, values.length - 0.5], range);
+  svg.setAttribute("aria-label", `${title}: ${values.map(short).join(", ")}`);
   const width = (0.6 * (RIGHT - LEFT)) / values.length;
   values.forEach((value, row) => {
     const [top, bottom] = [y(Math.max(value, 0)), y(Math.min(value, 0))];
@@ -66,6 +67,7 @@ function xTicks(place, values) {
 
 function dot(place, x, y) {
   place.svg.append(element("circle", { cx: place.x(x), cy: place.y(y), r: 6, fill: GREEN, stroke: "white" }));
+  place.svg.setAttribute("aria-label", `${place.svg.querySelector(".title").textContent}: ${short(y)} at ${short(x)}`);
 }
 
 // ---- controls ----

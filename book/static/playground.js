@@ -274,6 +274,8 @@ function playground(place) {
         made.svg.append(element("line", { ...style, x1: x, x2: x + 18, y1: 12, y2: 12 }));
         made.svg.append(element("text", { x: x + 20, y: 16, class: "small" }, name));
       });
+    const { reward, right, kl } = curves[curves.length - 1];
+    made.svg.setAttribute("aria-label", `Reward ${short(reward)}, right ${short(right)}, KL ${short(kl)} after ${curves.length - 1} ${curves.length === 2 ? "step" : "steps"}`);
     return made.svg;
   };
 

@@ -82,11 +82,13 @@ function curves(title, xs, ys, lines, at) {
     const d = shown.map(([x, y], k) => `${k ? "L" : "M"}${place.x(x).toFixed(1)},${place.y(y).toFixed(1)}`).join("");
     place.svg.append(element("path", { d, stroke: color, "stroke-width": 2, fill: "none", "stroke-dasharray": dashes }));
     if (lines.length > 1) {
-      const fill = color === BLUE ? `light-dark(${BLUE}, ${LIGHT_BLUE})` : color; // blue letters are too dark on black
-      place.svg.append(element("text", { x: RIGHT, y: 11 + 12 * row, "text-anchor": "end", style: `fill:${fill};font-size:12px` }, name));
+      const mark = element("tspan", { style: `fill:${color}` }, "● "); // letters in these colors are hard to read
+      place.svg.append(element("text", { x: RIGHT, y: 11 + 12 * row, "text-anchor": "end", style: "font-size:12px" }, mark, name));
     }
     if (shown.length) dot(place, ...shown[shown.length - 1]);
   });
+  const ends = lines.map(({ name, points }) => [name, points.findLast(([step]) => step <= at)]).filter(([, end]) => end);
+  place.svg.setAttribute("aria-label", `${title}: ${ends.map(([name, end]) => `${name} ${short(end[1])}`).join(", ")}`);
   const mark = element("line", { y1: TOP, y2: BOTTOM, class: "axis", visibility: "hidden" });
   const word = element("text", { x: LEFT + 4, y: BOTTOM - 5, class: "value", visibility: "hidden" });
   place.svg.append(mark, word);

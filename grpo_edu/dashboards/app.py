@@ -126,6 +126,7 @@ class App(widgets.Tab):
 def _beside(dashboard: widgets.Widget, tab: _Tab) -> widgets.Widget:
     """The presets to try, what the last one has set, and the notebook to read."""
     told = widgets.HTML()
+    told.add_class("grpo-edu-told")
 
     def choose(button: widgets.Button) -> None:
         told.value = say_html(_set(dashboard, tab.presets[button.description]))

@@ -178,6 +178,12 @@ class AskTheModel(Dashboard):
             return
         try:
             self.problem()
+            if task == self._ask_again and self._trainable and not self.trained:
+                raise ValueError("The model is not trained yet, so it would answer as before. Press 3 Train first.")
+            if task == self._train and not self._trainable:
+                raise ValueError(
+                    "This model is trained already. To train here, choose the first model of the list “Model”."
+                )
         except ValueError as error:
             self.say(str(error), wrong=True)
             return
@@ -248,8 +254,6 @@ class AskTheModel(Dashboard):
     def _ask_again(self, worker: Worker) -> None:
         """Let the trained model answer the same question."""
         session = self._load()
-        if not self.trained:
-            raise ValueError("The model is not trained yet, so it would answer as before. Press 3 Train first.")
         if not self.before or self._asked != (self.problem(), self.size.value):
             self._ask(worker)
         self.scored = True
@@ -312,10 +316,6 @@ class AskTheModel(Dashboard):
         """Train on the course's problems, and follow how probable each answer to the question becomes."""
         from grpo_edu.trainer import train
 
-        if not self._trainable:
-            raise ValueError(
-                "This model is trained already. To train here, choose the first model of the list “Model”."
-            )
         steps = self.steps.value
         sizes = {"max_steps": steps, "prompts_per_step": 8, "num_generations": 8, "seed": self.trained}
         config = default_config(self.data, self.base, **self.training | sizes)

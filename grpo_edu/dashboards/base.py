@@ -258,7 +258,9 @@ def button_row(actions: dict[str, tuple[Callable, str]]) -> tuple[list[widgets.B
     return buttons, row
 
 
-def offer(row: Sequence[widgets.Button], possible: Sequence[widgets.Button], first: widgets.Button) -> None:
+def offer(
+    row: Sequence[widgets.Button], possible: Sequence[widgets.Button], first: widgets.Button | None = None
+) -> None:
     """Show which buttons of a row can do something now, and which of them is the next step.
 
     A button that can do nothing stays on, because one that is off loses the focus. It looks and is announced as off,

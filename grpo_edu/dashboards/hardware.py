@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
@@ -37,6 +38,8 @@ class HardwareMonitor(Dashboard):
         self.looks = 0
         about = "What uses the memory and the cores."
         super().__init__("Hardware monitor", [self.interval, buttons], about)
+        self.load = widgets.HTML()  # not in the message, which a screen reader would read after each measurement
+        self.stage.children = (self.message, self.load, self.picture)
         self.show(*self.draw())
         self.say(
             "The memory in use now. Press Start to measure it again and again, together with the load of the cores."
@@ -64,9 +67,10 @@ class HardwareMonitor(Dashboard):
         import torch
 
         busy = ", ".join(f"{share:.0f}%" for share in psutil.cpu_percent(percpu=True))
-        self.show(*self.draw())
+        figure, alt = self.draw()
+        self.show(figure, f"{alt}: {', '.join(f'{name} {size:.2f} GiB' for name, size in self.look().items())}")
         self.looks += 1
-        self.say(
+        self.load.value = html.escape(
             f"{usable_cores():g} usable cores, busy: {busy}. torch computes with {torch.get_num_threads()} threads; "
             f"this process has {psutil.Process().num_threads()}."
         )
@@ -74,10 +78,12 @@ class HardwareMonitor(Dashboard):
     def _start(self, button: object = None) -> None:
         if not self.busy:
             offer(self._buttons, [self.stop], self.stop)
+            self.say("Memory and load are measured again and again, until you press Stop.")
             self.work(self._watch)
 
     def ended(self, error: BaseException | None) -> None:
         """Offer to start again."""
+        self.say("Stopped. These are the last measurements.")
         super().ended(error)
         offer(self._buttons, [self.start], self.start)
 

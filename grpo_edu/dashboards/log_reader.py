@@ -10,7 +10,7 @@ from pathlib import Path
 import ipywidgets as widgets
 
 from grpo_edu.dashboards.base import Dashboard, choice, marked_text
-from grpo_edu.figures.curves import training_curves
+from grpo_edu.figures.curves import PANELS, training_curves
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.runs.log_diagnosis import Diagnosis, diagnose
 from grpo_edu.runs.metric_logs import Row, parse_metrics, read_metrics
@@ -35,7 +35,8 @@ class LogDiagnosis(Dashboard):
         self.diagnosis: Diagnosis | None = None
         self.file = widgets.FileUpload(description="Choose a log", tooltip="a file on your computer", multiple=False)
         self.file.observe(self._chosen, "value")
-        self.example = choice("Or look at a recorded run", [("", ""), *EXAMPLES.items()], "with a fault, or healthy")
+        recorded = [("(none)", ""), *EXAMPLES.items()]
+        self.example = choice("Or look at a recorded run", recorded, "with a fault, or healthy")
         self.example.observe(self._chose_example, "value")
         self.report = widgets.HTML()
         about = (
@@ -59,7 +60,9 @@ class LogDiagnosis(Dashboard):
             self.diagnosis, self.report.value, self.picture.value = None, "", ""
             self.say(str(error), wrong=True)
             return
-        self.show(figure, f"Curves over {self.diagnosis.count} logged steps")
+        columns = {name: [row[key] for row in rows if row.get(key) is not None] for key, name, *_ in PANELS}
+        ends = [f"{name} from {values[0]:.3g} to {values[-1]:.3g}" for name, values in columns.items() if values]
+        self.show(figure, f"Curves over {self.diagnosis.count} logged steps: {', '.join(ends)}")
         seen = [finding.sees for finding in self.diagnosis.findings]
         self.say(" ".join(seen) or "Nothing in this log points to a fault. That is not proof: see what it cannot tell.")
         self.report.value = report_html(self.diagnosis)

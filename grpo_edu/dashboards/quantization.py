@@ -9,7 +9,7 @@ import ipywidgets as widgets
 import torch
 from torch import Tensor, nn
 
-from grpo_edu.dashboards.base import Explorer, choice, slider
+from grpo_edu.dashboards.base import Explorer, choice, say_html, slider
 from grpo_edu.figures.style import LEGEND, look, panel_grid, style_axes
 from grpo_edu.problems.templates import data_dir
 from grpo_edu.quantization.layers import DynamicInt8Linear, Int8Linear
@@ -58,6 +58,7 @@ class QuantizationExplorer(Explorer):
         self.measure = widgets.Button(description="Time a product", tooltip="float32 against the int8 kernels")
         self.measure.on_click(self._measure)
         self.timed = widgets.HTML()
+        self.timed.add_class("grpo-edu-message")
         controls = [self.matrix, self.bits, self.kind, self.scales, self.measure, self.timed]
         super().__init__(
             "Quantization", controls, "With fewer bits the grid is coarser, the error larger and the file smaller."
@@ -113,7 +114,7 @@ class QuantizationExplorer(Explorer):
         x = torch.ones(8, self.weight().shape[1])
         layers = {"float32": layer, "int8-dynamic": DynamicInt8Linear(layer), "int8-weight": Int8Linear.of(layer)}
         self.times = {name: _median_seconds(module, x) for name, module in layers.items()}
-        self.timed.value = ", ".join(f"{name} {1e6 * seconds:.0f} µs" for name, seconds in self.times.items())
+        self.timed.value = say_html(", ".join(f"{name} {1e6 * seconds:.0f} µs" for name, seconds in self.times.items()))
 
 
 def tiny_weights() -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import ipywidgets as widgets
 
-from grpo_edu.dashboards.base import Explorer, button_row, several
+from grpo_edu.dashboards.base import Explorer, button_row, offer, say_html, several
 from grpo_edu.dashboards.worker import Stopped, Worker, run_slot, words_of
 from grpo_edu.figures.curves import overlaid_curves
 from grpo_edu.figures.evaluation import interval_rows
@@ -77,6 +77,7 @@ class RunComparer(Explorer):
         )
         self.tested, self.curves, self.table = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.sampled = widgets.HTML()
+        self.tested.add_class("grpo-edu-message")
         self.comparison: Comparison | None = None
         about = "Choose stored runs. Dots: held-out accuracy, sampled; lines: 95% Wilson intervals."
         super().__init__("Stored runs", [self.pick, row, self.tested], about)
@@ -85,7 +86,7 @@ class RunComparer(Explorer):
     def draw(self) -> tuple[Figure, str]:
         """Draw the accuracies, one row per run; next to them the table of settings and the curves."""
         names = list(self.pick.value)
-        self.test.disabled = len(names) != 2
+        self._offer()
         if not names:
             self.picture.value = self.curves.value = self.table.value = self.sampled.value = ""
             if not self.runs:
@@ -138,11 +139,20 @@ class RunComparer(Explorer):
         return f"Before and after training, exact McNemar test: {'; '.join(tests)}."
 
     def _test(self, button: object = None) -> None:
-        if self.test.disabled or self.busy:
-            return
-        self.test.disabled, self.tested.value = True, "Both models are answering the same problems …"
         names = tuple(self.pick.value)
+        if self.busy:
+            self.tested.value = say_html("Both models are still answering.")
+            return
+        if len(names) != 2:
+            self.tested.value = say_html("Choose two runs in the list, then press Paired test.", wrong=True)
+            return
+        self.tested.value = say_html("Both models are answering the same problems …")
+        offer([self.test], [])
         self.work(lambda worker: self._compare(worker, *names))
+
+    def _offer(self) -> None:
+        """Show whether the paired test is possible."""
+        offer([self.test], [self.test] * (len(self.pick.value) == 2))
 
     def _compare(self, worker: Worker, first: str, then: str) -> None:
         """Evaluate both models as the first was evaluated, on the same problems and with the same rewards."""
@@ -156,13 +166,13 @@ class RunComparer(Explorer):
                 worker.goes_on()
                 judged.append(report_evaluation(self.runs[name]["folder"], **settings, progress=False).evaluation)
         self.comparison = found = compare(*judged)
-        self.tested.value = f"From {first} to {then}, exact McNemar test: {found}"
+        self.tested.value = say_html(f"From {first} to {then}, exact McNemar test: {found}")
 
     def ended(self, error: BaseException | None) -> None:
         """Show the error of a test that failed."""
-        self.test.disabled = len(self.pick.value) != 2
+        self._offer()
         if error is not None and not isinstance(error, Stopped):
-            self.tested.value = words_of(error)
+            self.tested.value = say_html(words_of(error), wrong=True)
 
 
 def _sampled_table(name: str, folder: Path) -> str:

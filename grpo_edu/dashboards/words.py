@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 Turn = tuple[str, str]  # a guess and the signs of its letters, such as ("CAR", "++-")
 _GAMES, _TOKENS, _GUESSES = 64, 40, 3  # games that a model plays with one secret word; tokens and guesses of a game
+_LATE = 1.0  # seconds after the Enter key in which its word may still arrive
 _PLAYERS = {"before training": "wordy", "after training": "wordy_trained"}
 # The look of a letter and of an empty place, which needs no style sheet.
 _TILE = "text-align:center;vertical-align:middle;font-weight:bold;white-space:nowrap;min-width:2.4em;padding:4px 2px;"
@@ -73,6 +75,8 @@ class PlayWords(Dashboard):
             options=WORDS, description="Your guess", placeholder="three letters", tooltip="a word of the list"
         )
         self.guess.on_msg(self._entered)
+        self.guess.observe(self._typed, "value")
+        self._entered_at = 0.0
         actions = {
             "Guess": (lambda button: self._guess(), "try this word; the Enter key does the same"),
             "Let the models play": (lambda button: self._watch(), f"each plays this word {_GAMES} times"),
@@ -145,6 +149,12 @@ class PlayWords(Dashboard):
 
     def _entered(self, widget: widgets.Widget, content: dict[str, Any], buffers: object) -> None:
         if content.get("event") == "submit":
+            self._entered_at = time.monotonic()
+            self._guess()
+
+    def _typed(self, change: dict) -> None:
+        """Guess what comes just after its Enter key: a page sends the last letters of a fast typist late."""
+        if time.monotonic() - self._entered_at < _LATE and change["new"].strip().upper() in WORDS:
             self._guess()
 
     def _guess(self) -> None:
@@ -153,6 +163,7 @@ class PlayWords(Dashboard):
         except ValueError as error:
             self.say(str(error), wrong=True)
         else:
+            self._entered_at = 0.0
             self.guess.value = ""
 
     def _watch(self) -> None:

@@ -3,7 +3,7 @@
 import io
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.figures.style import (
@@ -186,18 +186,30 @@ def describe(figure: "Figure") -> str:
         series = dict.fromkeys(map(str, axes.get_legend_handles_labels()[1]))
         ticks = [label.get_text() for label in (*axes.get_xticklabels(), *axes.get_yticklabels())]
         rows = dict.fromkeys(tick for tick in ticks if re.search(r"[^\W\d_]", tick) and "$" not in tick)
-        texts = [" ".join(text.get_text().split()) for text in axes.texts if text.get_visible()]
+        texts = [" ".join(text.get_text().split()) for text in axes.texts if text.get_visible() and text.get_text()]
         axis = " against ".join(filter(None, (axes.get_ylabel(), axes.get_xlabel())))
         said = ": ".join(filter(None, (axes.get_title(loc="left"), axis))) or ", ".join(texts)
         listed = "; ".join(", ".join(names) for names in (series, rows) if names)
         parts.append(f"{said} ({listed})" if listed else said)
         found = [f"{name} {_course(line)}" for line in axes.lines if (name := str(line.get_label())) in series]
-        found += [text for text in texts if re.search(r"\d", text) and len(texts) <= 16]
+        found += [text for text in texts if re.search(r"\d", text) and len(texts) <= 16] or _dots(axes, series)
         if found:
             title = f"{axes.get_title(loc='left')}: " if len(figure.axes) > 1 else ""
             values.append(title + ", ".join(found))
     said = " ".join(". ".join(dict.fromkeys(part for part in parts if part)).split()) or "A drawing"
     return f"{said}. Values: ≈ {' '.join('; '.join(values).split())}" if values else f"{said}."
+
+
+def _dots(axes: "Axes", series: Collection[str]) -> list[str]:
+    """Return the measured values of named rows: ["before: seed 0 44, seed 1 42; after: seed 0 90, seed 1 88"]."""
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    found = []
+    for dots in axes.containers:
+        if getattr(dots, "has_xerr", False) and any(re.search(r"[^\W\d_]", row) for row in rows):
+            x, y = dots.lines[0].get_data()
+            values = ", ".join(f"{rows[round(height)]} {value:.3g}" for value, height in zip(x, y, strict=True))
+            found.append(f"{dots.get_label()}: {values}" if dots.get_label() in series else values)
+    return ["; ".join(found)] if found else []
 
 
 def _course(line: "Line2D") -> str:

@@ -67,13 +67,13 @@ def decision_tree() -> Figure:
     for number, ((question, advice, faults), height) in enumerate(zip(TREE, heights, strict=True)):
         middle = top - (height - 0.3) / 2
         _box(axes, (0.05, middle), 4.0, 0.95, question, COLORS[0], "bold")
+        _arrow(axes, (4.05, middle), (4.85, middle), "yes")  # before what it leads to, as `describe` reads it
         _box(axes, (4.85, middle), 5.1, height - 0.3, "", COLORS[1])
         text = [advice, *(f"•  {fault}" for fault in faults)]
         for line, words in enumerate(text):
             place = middle + (len(text) - 1) * 0.18 - line * 0.36
             style = {"fontstyle": "italic"} if line == 0 else {}
             axes.text(5.0, place, words, va="center", fontsize=SMALL, color=INK, **style)
-        _arrow(axes, (4.05, middle), (4.85, middle), "yes")
         if number + 1 < len(TREE):
             following = top - height - (heights[number + 1] - 0.3) / 2
             _arrow(axes, (2.05, middle - 0.475), (2.05, following + 0.475), "no")

@@ -17,6 +17,7 @@ ACCURACY = "heldout accuracy"  # the key of the accuracy on held-out problems in
 
 _WIDTH, _PANEL, _ROW = 672, 336, 172  # pixels of the page: the picture, a panel and its row
 _LEFT, _RIGHT, _TOP, _HEIGHT = 52, 18, 42, 96  # of the curves within their panel
+_NUMBERED = 5  # of more curves only the names have room
 _FONT = "font-family:Helvetica,Arial,sans-serif;font-size:12px"
 
 
@@ -144,6 +145,7 @@ def _panel(
         parts.append(f'<polyline points="{points}" fill="none" stroke="{INK}" stroke-dasharray="5 4" opacity="0.6"/>')
         middle = f'x="{x0 + width / 2}" y="{y0 + _HEIGHT + 17}" text-anchor="middle"'
         parts.append(f"<text {middle}>dashed: the run before</text>")
+    labels = []  # next to the title, and below it
     for row, (key, values) in enumerate(series):
         color = COLORS[row % len(COLORS)]
         means = moving_mean(values, window)
@@ -155,11 +157,14 @@ def _panel(
         if found:
             x, y = place(*found[-1]).split(",")
             name = part_name(key).removesuffix("_reward") if row else "total"
-            several = len(series) > 1
-            label = f"{name} {found[-1][1]:.2g}" if several else f"{found[-1][1]:.3g}"
-            end, line = (x0 + width * (row + 1) / len(series), y0 - 6) if several else (x0 + width, y0 - 22)
             parts.append(f'<circle cx="{x}" cy="{y}" r="4" fill="{color}"/>')
-            parts.append(f'<text x="{end:.1f}" y="{line}" text-anchor="end" style="fill:{color}">{label}</text>')
+            value = f" {found[-1][1]:.2g}" if len(series) <= _NUMBERED else ""
+            mark = f'<tspan style="fill:{color}">●</tspan>'  # the color itself is too pale for letters
+            labels.append(f"{mark} {name}{value}" if len(series) > 1 else f"{found[-1][1]:.3g}")
+    lower = labels[-3 if len(series) <= _NUMBERED else -4 :] if len(series) > 1 else []
+    for line, words in ((y0 - 22, labels[: len(labels) - len(lower)]), (y0 - 6, lower)):
+        if words:
+            parts.append(f'<text x="{x0 + width}" y="{line}" text-anchor="end">{"&#160; ".join(words)}</text>')
     return parts
 
 

@@ -37,6 +37,13 @@ const showLost = () => {
   columns.before(alert);
 };
 
+// Progress is drawn after each step; a screen reader is told of each stage, and of each quarter of it.
+const told = document.createElement('div');
+told.setAttribute('aria-live', 'polite');
+told.style.cssText = 'position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)';
+box.append(told);
+let stage = '';
+
 const name = () => {
   showLost();
   for (const slider of box.querySelectorAll('.widget-slider')) {
@@ -50,6 +57,10 @@ const name = () => {
     button.setAttribute('aria-disabled', button.classList.contains('grpo-edu-off'));
   for (const status of box.querySelectorAll('.grpo-edu-message .widget-html-content'))
     status.setAttribute('aria-live', 'polite');
+  const bar = box.querySelector('progress[aria-label]');
+  const now = bar ? bar.getAttribute('aria-label') + Math.floor(bar.value / 25) : '';
+  if (now !== stage) told.textContent = bar?.nextElementSibling.textContent ?? '';
+  stage = now;
   for (const part of box.querySelectorAll('.grpo-edu-stage .widget-html-content')) {
     const wide = part.scrollWidth > part.clientWidth;
     if (wide) part.tabIndex = 0;
