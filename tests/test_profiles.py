@@ -141,6 +141,7 @@ def test_a_run_of_version_0_3_0_differs_only_in_what_was_chosen():
         ("train --profile qiuck", "--profile.*'qiuck'.*do you mean quick.*standard"),
         ("profiles --show nothing-like-it.json", "nothing-like-it.json.*unknown.*quick"),
         ("train --profile mine.json", "mine.json:3: .*max_stpes.*max_steps"),
+        ("train --profile old.json", "old.json:2: .*min_p.*0.3.0 only.*leave it out"),
         ("train --profile kind.json", "kind.json:2: .*max_steps.*whole number.*'many'"),
         ("train --profile run.json", "run.json:2: .*n.*whole number.*'300'"),
         ("train --profile flag.json", "flag.json:2: .*greedy.*true or false.*1"),
@@ -164,6 +165,7 @@ def test_bad_profiles_are_one_line(tmp_path, monkeypatch, capsys, arguments, mes
     monkeypatch.chdir(tmp_path)
     files = {
         "mine": '{\n "about": "x",\n "max_stpes": 3\n}',
+        "old": '{"n": 9,\n "min_p": 0.1}',
         "kind": '{"n": 9,\n "max_steps": "many"}',
         "run": '{\n"n": "300"}',
         "flag": '{\n"greedy": 1}',
