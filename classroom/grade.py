@@ -198,7 +198,12 @@ def _claim(folder: RunFolder, settings: dict[str, Any], *, resume: bool) -> None
         raise FileExistsError(
             f"output: {folder.path} already holds grades; --resume continues there, or choose another"
         )
-    elif json.loads(path.read_bytes()) != settings:
+    elif (stored := json.loads(path.read_bytes())) != settings:
+        if stored.get("grpo_edu") != settings["grpo_edu"]:
+            raise FileExistsError(
+                f"output: {folder.path} was graded by grpo_edu {stored.get('grpo_edu')}; continue with that version, "
+                "or choose another folder to grade everybody with this one"
+            )
         raise FileExistsError(
             f"output: {folder.path} was graded with another seed, slip credit, isolation, limits or masters; choose "
             "another"

@@ -409,14 +409,15 @@ def drop_retired(stored: Mapping[str, Any]) -> dict[str, Any]:
     >>> drop_retired({"beta": 0.1, "min_p": 0.2})
     Traceback (most recent call last):
     ...
-    ValueError: the run was stored with min_p = 0.2, which only grpo_edu 0.3.0 and earlier versions can read
+    ValueError: the run was stored with min_p = 0.2, which only grpo_edu 0.3.0 can read; use it, or start a new run
     """
     found = {name: stored[name] for name in RETIRED if name in stored and stored[name] != RETIRED[name]}
     if stored.get("loss_type") in RETIRED_LOSSES and stored["loss_type"] not in LOSS_TYPES:
         found["loss_type"] = stored["loss_type"]
     for name, value in found.items():
         raise ValueError(
-            f"the run was stored with {name} = {value!r}, which only grpo_edu 0.3.0 and earlier versions can read"
+            f"the run was stored with {name} = {value!r}, which only grpo_edu 0.3.0 can read; use it, or start a "
+            "new run"
         )
     return {name: value for name, value in stored.items() if name not in RETIRED}
 

@@ -187,6 +187,10 @@ def test_going_on_grades_nobody_twice(graded, tmp_path, capsys):
     for options, words in ((OPTIONS, "--resume"), (["--resume", *OPTIONS, "--seed", "6"], "another seed")):
         assert main(["grade", str(submissions), "--output", str(again), *options]) == 2
         assert words in capsys.readouterr().err
+    settings = json.loads((again / "grading.json").read_text())
+    (again / "grading.json").write_text(json.dumps({**settings, "grpo_edu": "0.3.0"}))
+    assert main(["grade", str(submissions), "--output", str(again), "--resume", *OPTIONS]) == 2
+    assert "graded by grpo_edu 0.3.0; continue with that version" in capsys.readouterr().err
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from grpo_edu.cli.studies import asked_sweep
 from grpo_edu.config import GRPOConfig
 from grpo_edu.models import load_policy, save_policy
 from grpo_edu.prompts import render_prompt
+from grpo_edu.runs.comparison import settings_that_differ
 from grpo_edu.runs.log import read_log
 from grpo_edu.runs.options import CONFIG_FIELDS, RUN_FIELDS, make_plain_chat_template
 from grpo_edu.runs.profiles import PROFILES, Profile, load_profile, profile_text
@@ -122,12 +123,25 @@ def test_a_run_starts_from_the_settings_of_another_run(policy_dir, tmp_path, mon
     assert "'../elsewhere' is unknown" in (said := complaint(capsys)) and "the folder of a run" in said
 
 
+def test_a_run_of_version_0_3_0_differs_only_in_what_was_chosen():
+    """That version had other names for some options, and settings that are gone."""
+    config = {"num_generations": 4, "beta": 0.0}
+    old = {"grpo_edu": "0.3.0", "seed": 1, "n": 40, "rewards": ["accuracy"], "heldout": None, "track": []}
+    old["config"] = {**config, "min_p": 0.0, "delta": None, "importance_sampling_mode": "token_truncate"}
+    new = {"grpo_edu": "0.4.0", "seed": 2, "num_heldout": 40, "reward_funcs": ["accuracy"], "report_to": []}
+    new["config"] = config
+    assert settings_that_differ({"old": old, "new": new}) == {"old": {"seed": 1}, "new": {"seed": 2}}
+    old["config"]["min_p"] = 0.1
+    assert settings_that_differ({"old": old, "new": new})["new"] == {"seed": 2, "min_p": 0.0}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("train --profile qiuck", "--profile.*'qiuck'.*do you mean quick.*standard"),
         ("profiles --show nothing-like-it.json", "nothing-like-it.json.*unknown.*quick"),
         ("train --profile mine.json", "mine.json:3: .*max_stpes.*max_steps"),
+        ("train --profile old.json", "old.json:2: .*min_p.*0.3.0 only.*leave it out"),
         ("train --profile kind.json", "kind.json:2: .*max_steps.*whole number.*'many'"),
         ("train --profile run.json", "run.json:2: .*n.*whole number.*'300'"),
         ("train --profile flag.json", "flag.json:2: .*greedy.*true or false.*1"),
@@ -151,6 +165,7 @@ def test_bad_profiles_are_one_line(tmp_path, monkeypatch, capsys, arguments, mes
     monkeypatch.chdir(tmp_path)
     files = {
         "mine": '{\n "about": "x",\n "max_stpes": 3\n}',
+        "old": '{"n": 9,\n "min_p": 0.1}',
         "kind": '{"n": 9,\n "max_steps": "many"}',
         "run": '{\n"n": "300"}',
         "flag": '{\n"greedy": 1}',

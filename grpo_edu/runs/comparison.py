@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_edu.config import RETIRED
 from grpo_edu.evaluation import Evaluation
 from grpo_edu.problems.hub import read_run_config
 from grpo_edu.runs.loading import load_problem_sets
@@ -29,8 +30,10 @@ def settings_that_differ(runs: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dic
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a stored run under the names of today; those that only 0.3.0 had are at their defaults."""
     settings = {key: value for key, value in config.items() if key not in _NOT_SETTINGS and key != "config"}
-    return {**settings, **config.get("config", {})}
+    flat = {**use_current_names(settings), **config.get("config", {})}
+    return {**flat, **RETIRED, **flat}
 
 
 def read_evaluations(run: str | Path) -> tuple[Evaluation, Evaluation]:

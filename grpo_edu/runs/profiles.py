@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from grpo_edu.config import GRPOConfig
+from grpo_edu.config import RETIRED, GRPOConfig
 from grpo_edu.problems.files import data_dir, read_utf8
 from grpo_edu.problems.hub import read_run_config
 from grpo_edu.runs.options import CONFIG_FIELDS, OLD_NAMES, RUN_FIELDS, RunConfig, use_current_names
@@ -47,6 +47,8 @@ class Profile:
         object.__setattr__(self, "settings", use_current_names(self.settings))
         known = (*RUN_FIELDS, *CONFIG_FIELDS)
         for name in self.settings:
+            if name in RETIRED:
+                raise ValueError(f"`{name}` is a setting of grpo_edu 0.3.0 only; leave it out, or use that version.")
             if name not in known:
                 raise ValueError(f"`{name}` is not a setting{_nearest(name, known)}")
         self.request()
