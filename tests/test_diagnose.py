@@ -372,7 +372,7 @@ def test_the_command_and_the_dashboard_say_the_same(capsys):
     printed = capsys.readouterr().out
     board = LogDiagnosis()
     assert "breaks down" in board.message.value, "it begins with a recorded run"
-    assert "logged steps: Reward from 0.2" in board.alt and "Completion length from" in board.alt
+    assert "32 logged steps: Reward from 0.469 to 0, Completion length from 22.4 to 96" in board.alt
     file = {"name": log.name, "type": "", "size": 1, "last_modified": 0}
     board.file.set_state({"value": [{**file, "content": memoryview(log.read_bytes())}]})  # as the page does
     assert board.example.value == "" and "<img" in board.picture.value
