@@ -760,6 +760,10 @@ def test_a_word_is_guessed_letter_by_letter():
     shown = board.picture.value
     assert re.search('dashed #000">E .<', shown) and re.search('solid rgba[^>]*">T −<', shown)
     assert "✗ does not fit" in shown and "✓ fits<" not in shown
+    board.guess.value = "XQZ"
+    board.guess._handle_custom_msg({"event": "submit"}, [])
+    board.guess.value = "HEN"  # the next word waits for its own Enter key
+    assert len(board.turns) == 1 and "XQZ" in board.message.value
     board.guess.value = "H"
     board.guess._handle_custom_msg({"event": "submit"}, [])
     board.guess.value = "HEN"  # of a fast typist the page sends the last letters after the Enter key

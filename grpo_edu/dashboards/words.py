@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Turn = tuple[str, str]  # a guess and the signs of its letters, such as ("CAR", "++-")
 _GAMES, _TOKENS, _GUESSES = 64, 40, 3  # games that a model plays with one secret word; tokens and guesses of a game
-_LATE = 1.0  # seconds after the Enter key in which its word may still arrive
+_LATE = 1.0  # seconds after the Enter key in which the rest of its word may still arrive
 _PLAYERS = {"before training": "wordy", "after training": "wordy_trained"}
 # The look of a letter and of an empty place, which needs no style sheet.
 _TILE = "text-align:center;vertical-align:middle;font-weight:bold;white-space:nowrap;min-width:2.4em;padding:4px 2px;"
@@ -149,7 +149,8 @@ class PlayWords(Dashboard):
 
     def _entered(self, widget: widgets.Widget, content: dict[str, Any], buffers: object) -> None:
         if content.get("event") == "submit":
-            self._entered_at = time.monotonic()
+            is_whole = len(self.guess.value.strip()) >= len(WORDS[0])
+            self._entered_at = 0.0 if is_whole else time.monotonic()
             self._guess()
 
     def _typed(self, change: dict) -> None:
