@@ -84,9 +84,9 @@ def find_submissions(folder: Path, masters: Sequence[str]) -> list[Submission]:
     # Those whose names are shown as they are on the disk come first, so nobody else gets one of these names.
     for submission in sorted(found.values(), key=lambda one: one.student != shown(one.student)):
         if submission.files:  # what lies next to the notebooks is not a problem, unless it stands for one of them
-            there = [master for master in masters if not any(master in path.name for path in submission.files)]
+            missing = [master for master in masters if not any(master in path.name for path in submission.files)]
             submission.troubles = [
-                one for one in submission.troubles if not one.endswith(_OTHER) or any(name in one for name in there)
+                one for one in submission.troubles if not one.endswith(_OTHER) or any(name in one for name in missing)
             ]
         name, number = shown(submission.student), 1
         submission.student = name

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_ALT = "Memory of this process, of other programs, and what is available"
+
+
 class HardwareMonitor(Dashboard):
     """Cores, threads and the use of memory, measured again and again while the monitor runs.
 
@@ -58,8 +61,7 @@ class HardwareMonitor(Dashboard):
 
     def draw(self) -> tuple[Figure, str]:
         """Draw the bar of the memory; its alt has no numbers, which differ from machine to machine."""
-        figure = stacked_bars({"memory": self.look()}, title="Memory", unit="GiB")
-        return figure, "Memory of this process, of other programs, and what is available"
+        return _memory_bar(self.look()), _ALT
 
     def refresh(self) -> None:
         """Measure once and show it."""
@@ -67,8 +69,8 @@ class HardwareMonitor(Dashboard):
         import torch
 
         busy = ", ".join(f"{share:.0f}%" for share in psutil.cpu_percent(percpu=True))
-        figure, alt = self.draw()
-        self.show(figure, f"{alt}: {', '.join(f'{name} {size:.2f} GiB' for name, size in self.look().items())}")
+        parts = self.look()
+        self.show(_memory_bar(parts), f"{_ALT}: {', '.join(f'{name} {size:.2f} GiB' for name, size in parts.items())}")
         self.looks += 1
         self.load.value = html.escape(
             f"{usable_cores():g} usable cores, busy: {busy}. torch computes with {torch.get_num_threads()} threads; "
@@ -92,3 +94,8 @@ class HardwareMonitor(Dashboard):
             worker.goes_on()
             self.refresh()
             worker.wait(self.interval.value)
+
+
+def _memory_bar(parts: dict[str, float]) -> Figure:
+    """Draw the parts of the memory, in GiB, as one bar."""
+    return stacked_bars({"memory": parts}, title="Memory", unit="GiB")

@@ -25,15 +25,16 @@ def settings_that_differ(runs: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dic
     """
     flat = {name: _flat(config) for name, config in runs.items()}
     keys = dict.fromkeys(key for config in flat.values() for key in config)
-    differing = [key for key in keys if len({repr(config.get(key)) for config in flat.values()}) > 1]
-    return {name: {key: config.get(key) for key in differing} for name, config in flat.items()}
+    # A setting that only 0.3.0 had is at its default in every other run.
+    found = {name: {key: config.get(key, RETIRED.get(key)) for key in keys} for name, config in flat.items()}
+    differing = [key for key in keys if len({repr(config[key]) for config in found.values()}) > 1]
+    return {name: {key: config[key] for key in differing} for name, config in found.items()}
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a stored run under the names of today; those that only 0.3.0 had are at their defaults."""
+    """Return the settings of a stored run under the names of today."""
     settings = {key: value for key, value in config.items() if key not in _NOT_SETTINGS and key != "config"}
-    flat = {**use_current_names(settings), **config.get("config", {})}
-    return {**flat, **RETIRED, **flat}
+    return {**use_current_names(settings), **config.get("config", {})}
 
 
 def read_evaluations(run: str | Path) -> tuple[Evaluation, Evaluation]:
