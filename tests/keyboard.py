@@ -57,8 +57,16 @@ _MOVED = {
     "[role=slider], input[type=range]": ("ArrowRight", "ArrowLeft"),
     "select:has(option:enabled + option:enabled)": ("ArrowDown", "ArrowUp"),
 }
-_FOCUSED = "e => e === document.activeElement"
-_VALUE = "e => e.getAttribute('aria-valuetext') ?? e.value"
+# One question about an element, because between two of them a late answer may make it again.
+_FOCUS = """(scope, number) => {
+    const e = scope.querySelector(`[data-walk="${number}"]`);
+    e?.focus();
+    return Boolean(e);
+}"""
+_STATE = """(scope, number) => {
+    const e = scope.querySelector(`[data-walk="${number}"]`);
+    return e && { focused: e === document.activeElement, value: e.getAttribute('aria-valuetext') ?? e.value };
+}"""
 
 
 def keyboard_problems(page, scope):
@@ -99,40 +107,43 @@ def _used(page, scope, names):
     the focus away."""
     problems = []
 
-    def press(one, name, key):
-        one.press(key)
-        if one.count():  # a late answer to an earlier button may have made it again
-            problems.extend([f"loses the focus with {key}: {name}"] * (not one.evaluate(_FOCUSED)))
+    def press(number, key):
+        """Press a key on an element; returns its value after that, or "made again" if a late answer has replaced it."""
+        if scope.evaluate(_FOCUS, number):
+            page.keyboard.press(key)
+        state = scope.evaluate(_STATE, number)
+        if state is None:
+            return "made again"
+        problems.extend([f"loses the focus with {key}: {names[int(number)]}"] * (not state["focused"]))
+        return state["value"]
+
+    def numbers_of(kind):
+        return scope.locator(f"[data-walk]:is({kind})").evaluate_all("all => all.map(e => e.dataset.walk)")
 
     page.evaluate("() => addEventListener('click', caught, true)")
-    for button in scope.locator("[data-walk]:is(button, [role=button])").all():
-        name = names[int(button.get_attribute("data-walk"))]
+    for number in numbers_of("button, [role=button]"):
         for key in ("Enter", "Space"):
             before = page.evaluate("clicks")
-            press(button, name, key)
-            problems += [f"not pressed by {key}: {name}"] * (page.evaluate("clicks") == before)
+            there = press(number, key) != "made again"
+            problems += [f"not pressed by {key}: {names[int(number)]}"] * (there and page.evaluate("clicks") == before)
     page.evaluate("() => removeEventListener('click', caught, true)")
     for kind, keys in _MOVED.items():  # the lists come last, because a choice may make what is shown again
-        numbers = scope.locator(f"[data-walk]:is({kind})").evaluate_all("all => all.map(e => e.dataset.walk)")
-        for number in numbers:
-            handle, name = scope.locator(f"[data-walk='{number}']"), names[int(number)]
-            if not handle.count():
+        for number in numbers_of(kind):
+            state = scope.evaluate(_STATE, number)
+            if state is None:
                 continue
-            before = handle.evaluate(_VALUE)
             moved = []
             deadline = time.monotonic() + 30
             for key, back in itertools.cycle((keys, keys[::-1])):
-                press(handle, name, key)
-                moved.append(handle.evaluate(_VALUE) if handle.count() else "made again")
-                if moved[-1] != before:
-                    if handle.count():
-                        press(handle, name, back)
+                moved.append(press(number, key))
+                if moved[-1] != state["value"]:
+                    press(number, back)
                     break
                 if time.monotonic() > deadline:
                     break
                 if len(moved) % 2 == 0:  # the answer to an earlier key may have set it back, or left it one choice
                     page.wait_for_timeout(500)
-            problems += [f"not moved by the arrow keys: {name}"] * (set(moved) == {before})
+            problems += [f"not moved by the arrow keys: {names[int(number)]}"] * (set(moved) == {state["value"]})
     return problems
 
 
