@@ -215,7 +215,7 @@ def test_a_class_goes_from_release_to_feedback(browser, room, tmp_path):
     ana.page.locator(".lm-Menu-item", has_text="Assignment List").first.click()
     ana.page.wait_for_selector(f"text={NAME}", timeout=30_000)
     shoot(ana.page, "classroom_assignments")
-    assert ana.call(f"/user/{ANA}/api/contents/benchmarks/results/default_run.json").ok  # notebook 00 reads it
+    assert ana.call(f"/user/{ANA}/api/contents/benchmarks/results/default_run.json").ok  # notebook 07 reads it
     for path in (f"/user/{ANA}/api/contents", f"/user/{ANA}/lab", f"{formgrader}/api/grades", f"/user/{COURSE}/lab"):
         assert ben.call(path).status == 403, path
     for path in (f"/user/{BEN}/formgrader/api/grades", f"/user/{BEN}/formgrader"):
