@@ -523,6 +523,8 @@ def test_each_figure_is_readable_and_says_in_words_what_it_shows(name):
 def test_the_words_for_rows_with_intervals_have_their_values():
     said = describe(interval_rows({"before": [5, 7], "after": [6, 9]}, ["one", "two"], trials=10, title="Runs"))
     assert said.endswith("Values: ≈ before: one 50, two 70; after: one 60, two 90")
+    said = describe(FIGURES["outcomes"]())
+    assert "before training, with 95% interval 40" in said and "lr: faulty 0 to 20, lr: fixed 80 to 90" in said
 
 
 def sanitize(text):

@@ -191,7 +191,11 @@ def describe(figure: "Figure") -> str:
         said = ": ".join(filter(None, (axes.get_title(loc="left"), axis))) or ", ".join(texts)
         listed = "; ".join(", ".join(names) for names in (series, rows) if names)
         parts.append(f"{said} ({listed})" if listed else said)
-        found = [f"{name} {_course(line)}" for line in axes.lines if (name := str(line.get_label())) in series]
+        found = [
+            _marks(axes, line) or f"{line.get_label()} {_course(line)}"
+            for line in axes.lines
+            if str(line.get_label()) in series
+        ]
         found += [text for text in texts if re.search(r"\d", text) and len(texts) <= 16] or _dots(axes, series)
         if found:
             title = f"{axes.get_title(loc='left')}: " if len(figure.axes) > 1 else ""
@@ -210,6 +214,17 @@ def _dots(axes: "Axes", series: Collection[str]) -> list[str]:
             values = ", ".join(f"{rows[round(height)]} {value:.3g}" for value, height in zip(x, y, strict=True))
             found.append(f"{dots.get_label()}: {values}" if dots.get_label() in series else values)
     return ["; ".join(found)] if found else []
+
+
+def _marks(axes: "Axes", line: "Line2D") -> str:
+    """Return what the marks in a named row, or a vertical line across all of them, show; "" for a curve."""
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    x, y = line.get_data()
+    if not any(re.search(r"[^\W\d_]", row) for row in rows):
+        return ""
+    if line.get_linestyle() == "None":
+        return f"{rows[round(y[0])]}: {line.get_label()} {min(x):.3g} to {max(x):.3g}"
+    return f"{line.get_label()} {x[0]:.3g}" if len(set(x)) == 1 else ""
 
 
 def _course(line: "Line2D") -> str:

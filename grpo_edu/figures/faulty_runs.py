@@ -239,7 +239,6 @@ def outcomes(
     for row, pair in enumerate(cases.values()):
         for number, runs in ((SICK, pair[0]), (HEALTHY, pair[1])):
             height = row + (0.17 if number == SICK else -0.17)
-            label = None if row else ("faulty" if number == SICK else "fixed")
             style = {**look(number), "markersize": 4.5}
             axes.plot(
                 [100 * value for value in runs],
@@ -247,12 +246,14 @@ def outcomes(
                 linestyle="none",
                 alpha=0.75,
                 **style,
-                label=label,
+                label="faulty" if number == SICK else "fixed",
             )
             mean = 100 * math.fsum(runs) / len(runs)
             axes.plot([mean, mean], [height - 0.17, height + 0.17], color=COLORS[number], linewidth=2.5)
     axes.set_yticks(range(len(cases)), list(cases))
     axes.set_ylim(len(cases) - 0.45, -0.55)
     axes.set_xlim(-2, 102)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3, **OPEN_LEGEND)
+    handles, labels = axes.get_legend_handles_labels()
+    entries = dict(zip(labels, handles, strict=True))  # each name once, though every row has it
+    figure.legend(entries.values(), entries, loc="outside upper center", ncols=3, **OPEN_LEGEND)
     return figure

@@ -226,7 +226,7 @@ CASES = (
     ),
     Case(
         "EOS masked",
-        "The token that ends a completion counts as padding, so that stopping is never learned.",
+        "The token that ends a completion counts as padding, so that the loss never sees it.",
         _with_stages(HEALTHY, score=eos_as_padding),
         HEALTHY,
     ),
