@@ -1,7 +1,8 @@
 """When do samples from another policy hurt: ``python -m benchmarks.other_policy``.
 
 The protocol is benchmarks/studies/other_policy.md. The model `tiny` is trained on samples of its own, of a 4-bit copy
-with one scale per matrix, or of its own weights some steps ago; with and without the correction by importance weights.
+with one scale per matrix, or of its own weights some steps ago; with and without the correction by importance weights, and
+with the clipped ratio taken against the sampler instead.
 Every arm is trained at two learning rates. Each run is one line of ``benchmarks/results/other_policy.jsonl``.
 ``--minutes 20`` starts no run after 20 minutes. The same command continues where it stopped, and ``other_policy.json``
 holds the summary of the runs so far. Three arms were trained by grpo_edu 0.3.0 with weights per completion or masked
@@ -12,12 +13,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
+
+from torch import Tensor
 
 from benchmarks.harness import RESULTS, Ledger, bits, change, estimate, exit_code, ledger_options, save, share
 from grpo_edu import LEVELS, GRPOConfig, accuracy_reward, evaluate, load_policy, load_problems, train
 from grpo_edu.problems.templates import Problem
+from grpo_edu.trainer import Stages, Update, optimizer_step
 
 COMMAND = "python -m benchmarks.other_policy"
 LEDGER = RESULTS / "other_policy.jsonl"
@@ -41,11 +46,22 @@ ARMS: dict[str, dict[str, Any]] = {
     "lag 2, token_truncate": {"rollout_lag": 2},
     "lag 1, not corrected": {"rollout_lag": 1, **NAIVE},
     "lag 1, token_truncate": {"rollout_lag": 1},
+    "4 bits, clipped ratio": {**FOUR_BITS, **NAIVE},
+    "lag 8, clipped ratio": {"rollout_lag": 8, **NAIVE},
 }
+CLIPPED = tuple(arm for arm in ARMS if arm.endswith("clipped ratio"))  # added last, and reported at both rates
 STORED = ("4 bits, sequence_mask", "4 bits, token_mask", "4 bits, sequence_truncate")  # of version 0.3.0
 FIRST = 5  # so many arms come before the others
 GAP, TOP = "sampling/sampling_logp_difference/mean", "sampling/sampling_logp_difference/max"
-CURVES = ("reward", "grad_norm", "frac_reward_zero_std", GAP, TOP, "sampling/importance_sampling_ratio/mean")
+CURVES = (
+    "reward",
+    "grad_norm",
+    "clip_ratio/region_mean",
+    "frac_reward_zero_std",
+    GAP,
+    TOP,
+    "sampling/importance_sampling_ratio/mean",
+)
 
 
 @cache
@@ -62,12 +78,19 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
+def step_against_sampler(update: Update, micro_batches: Sequence[Tensor]) -> tuple[dict[str, float], Tensor]:
+    """Take an optimizer step whose ratio π/π_old, which is clipped, has the sampler in place of π_old."""
+    sampled = update.batch.rollout.sampling_per_token_logps
+    return optimizer_step(replace(update, old_per_token_logps=sampled), micro_batches)
+
+
 def run(arm: str, rate: float, seed: int, split: str) -> dict[str, Any]:
     """Train a fresh model and judge it: one answer to each problem, sampled by the policy itself."""
     cpu = time.process_time()
     model, tokenizer = load_policy("tiny")
     config = GRPOConfig(**BASE, **ARMS[arm], learning_rate=rate, seed=seed)
-    history = list(train(model, tokenizer, problems_of("train"), accuracy_reward, config))
+    stages = Stages(optimizer_step=step_against_sampler) if arm in CLIPPED else None
+    history = list(train(model, tokenizer, problems_of("train"), accuracy_reward, config, stages=stages))
     found = evaluate(model, tokenizer, problems_of(split), seed=1)
     return {
         "bits": bits(found.correct),
@@ -88,7 +111,8 @@ def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
     """Yield the runs of the study, the arms that matter most first.
 
     First the own samples at the low rate, the comparator of the arms whose best rate this is. Then of each half: the
-    selection, then all arms at the high rate, seed by seed, then at their own best rates.
+    selection, then all arms at the high rate, seed by seed, then at their own best rates. Last the clipped ratio at the
+    low rate.
     """
     for seed in SEEDS:
         yield {"phase": "report", "arm": "own samples", "rate": LOW, "seed": seed}
@@ -101,6 +125,9 @@ def missing(ledger: Ledger) -> Iterator[dict[str, Any]]:
                 for arm in arms:
                     rate = best_rate(ledger, arm) if chooses else HIGH
                     yield {"phase": "report", "arm": arm, "rate": rate, "seed": seed}
+    for seed in SEEDS:
+        for arm in CLIPPED:
+            yield {"phase": "report", "arm": arm, "rate": LOW, "seed": seed}
 
 
 def compare(rows: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
