@@ -1,9 +1,9 @@
 """When do samples from another policy hurt: ``python -m benchmarks.other_policy``.
 
 The protocol is benchmarks/studies/other_policy.md. The model `tiny` is trained on samples of its own, of a 4-bit copy
-with one scale per matrix, or of its own weights some steps ago; with and without the correction by importance weights, and
-with the clipped ratio taken against the sampler instead.
-Every arm is trained at two learning rates. Each run is one line of ``benchmarks/results/other_policy.jsonl``.
+with one scale per matrix, or of its own weights some steps ago; with and without the correction by importance weights,
+or with the clipped ratio against the sampler instead. Every arm is trained at two learning rates. Each run is one line
+of ``benchmarks/results/other_policy.jsonl``.
 ``--minutes 20`` starts no run after 20 minutes. The same command continues where it stopped, and ``other_policy.json``
 holds the summary of the runs so far. Three arms were trained by grpo_edu 0.3.0 with weights per completion or masked
 weights, which this version does not have; their stored runs stay in the summary.
