@@ -180,11 +180,11 @@ def open_notebook(browser, lab):  # in this order: without a browser, no server 
         page.on("pageerror", lambda error: notebook.errors.append(str(error)))
         page.goto(f"{lab.address}/lab/workspaces/{theme}/tree/{folder}/{name}.ipynb?reset&token={lab.token}")
         page.wait_for_selector(".jp-NotebookPanel .jp-Notebook", timeout=1000 * START_SECONDS)
-        wait_until(lambda: notebook.cells().count() == len(stored.cells), START_SECONDS, "all cells are on the page")
+        wait_until(lambda: notebook.cells().count() == len(stored.cells), "all cells are on the page")
         # Before a notebook has its kernel, the indicator says "idle" as well, and to run a cell opens the dialog
         # "Select Kernel", which takes all clicks from then on.
         kernel = page.locator(".jp-NotebookPanel:not(.lm-mod-hidden) .jp-Toolbar-kernelName")
-        wait_until(lambda: kernel.inner_text() not in ("", "No Kernel"), START_SECONDS, "the notebook has its kernel")
+        wait_until(lambda: kernel.inner_text() not in ("", "No Kernel"), "the notebook has its kernel")
         page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=1000 * START_SECONDS)
         return notebook
 
@@ -206,7 +206,7 @@ def is_outside(url, lab):
     return not url.startswith((lab.address, lab.address.replace("http", "ws"), "data:", "blob:", "about:"))
 
 
-def wait_until(holds, seconds, what, every=0.1):
+def wait_until(holds, what, seconds=START_SECONDS, every=0.1):
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

@@ -41,7 +41,7 @@ def check_schematics(notebook):
     assert [image.get_attribute("alt") for image in images.all()] == stored
     for image in images.all():
         image.scroll_into_view_if_needed()
-        wait_until(lambda: image.evaluate("e => e.complete && e.naturalWidth > 0"), 10, "the drawing is loaded")  # noqa: B023
+        wait_until(lambda: image.evaluate("e => e.complete && e.naturalWidth > 0"), "the drawing is loaded")  # noqa: B023
 
 
 def check_pictures(notebook):
@@ -55,7 +55,7 @@ def check_pictures(notebook):
     assert [image.get_attribute("alt") for image in images.all()] == stored
     for image in images.all():
         image.scroll_into_view_if_needed()
-        wait_until(lambda: image.evaluate("e => e.complete && e.naturalWidth > 0"), 10, "the picture is loaded")  # noqa: B023
+        wait_until(lambda: image.evaluate("e => e.complete && e.naturalWidth > 0"), "the picture is loaded")  # noqa: B023
         assert image.is_visible()
         natural = image.evaluate("e => [e.naturalWidth, e.naturalHeight]")
         box, around = image.evaluate(  # at one moment: the page may still move
@@ -101,7 +101,7 @@ def check_mathematics(notebook):
     inline = sum(len(re.findall(r"(?<![$\\])\$(?!\$)[^$\n]+\$(?!\$)", source)) for source in sources)
     assert displays and inline
     formulas = page.locator(".jp-RenderedMarkdown mjx-container")
-    wait_until(lambda: formulas.count() == displays + inline, 20, f"{displays + inline} formulas are typeset")
+    wait_until(lambda: formulas.count() == displays + inline, f"{displays + inline} formulas are typeset")
     assert page.locator(".jp-RenderedMarkdown mjx-container[display=true]").count() == displays
     assert page.locator("mjx-merror, [data-mjx-error]").count() == 0
     assert page.locator(".jp-RenderedMarkdown", has_text=re.compile(r"\$\$|\\(frac|mathrm|theta)")).count() == 0
@@ -190,7 +190,7 @@ def test_start_here_runs_from_a_fresh_kernel(open_notebook):
     assert prompts.count() == len(expected)
     notebook.menu("Kernel", "Restart Kernel and Clear Outputs of All Cells")
     page.get_by_role("button", name="Confirm Kernel Restart").click()
-    wait_until(lambda: {*prompts.all_text_contents()} == {"[ ]:"}, 30, "the outputs are cleared")
+    wait_until(lambda: {*prompts.all_text_contents()} == {"[ ]:"}, "the outputs are cleared")
     assert page.locator(".jp-CodeCell img").count() == 0
     page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=1000 * START_SECONDS)
     notebook.menu("Run", "Run All Cells")
@@ -208,7 +208,7 @@ def test_start_here_runs_from_a_fresh_kernel(open_notebook):
         assert failed.count() == 0, failed.first.text_content()
         return prompts.all_text_contents() == expected and idle.count() > 0
 
-    wait_until(done, RUN_SECONDS, "the last cell has run", every=0.25)
+    wait_until(done, "the last cell has run", RUN_SECONDS, every=0.25)
     widths = list(seen)
     assert widths == sorted(widths) and len(widths) >= 4 and widths[-1] == 100, seen
     assert re.search(r"reward=[01]\.\d\d", seen[100]) and re.search(r"\d/\d", seen[100]), seen
@@ -227,11 +227,11 @@ def test_an_untouched_notebook_closes_without_a_question(open_notebook, lab, nam
     notebook = open_notebook(name, "light")
     page = notebook.page
     if name == "00_start_here":  # nobody has trusted this copy, so its bar is shown as text
-        wait_until(lambda: page.get_by_text("20/20").count() == 1, 10, "the bar is at its end")
+        wait_until(lambda: page.get_by_text("20/20").count() == 1, "the bar is at its end")
     page.wait_for_timeout(3000)  # what the kernel says about its language has arrived
     assert page.locator(".jp-mod-dirty").count() == 0
     notebook.menu("File", "Close Tab")
-    wait_until(lambda: page.locator(".jp-NotebookPanel").count() == 0, 10, "the notebook is closed")
+    wait_until(lambda: page.locator(".jp-NotebookPanel").count() == 0, "the notebook is closed")
     assert page.locator(".jp-Dialog").count() == 0
 
 
@@ -335,7 +335,7 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     curves = board.get_by_alt_text("Curves over")
     curves.wait_for(timeout=1000 * RUN_SECONDS)
     seen = set()
-    wait_until(lambda: seen.add(curves.get_attribute("alt")) or len(seen) >= 3, RUN_SECONDS, "the curves grow")
+    wait_until(lambda: seen.add(curves.get_attribute("alt")) or len(seen) >= 3, "the curves grow", RUN_SECONDS)
     for key in ("Tab", "Space"):
         page.keyboard.press(key)
     words = board.locator("[role=status]")
@@ -351,7 +351,7 @@ def test_a_slider_and_a_training_in_one_notebook(dashboards, lab):
     assert re.match(r"step \d+\nmeasured [0-9.]+\nmean of 5 [0-9.]+", said), said
     dashboards.shoot("hover")
     page.keyboard.press("Space")
-    wait_until(lambda: curves.get_attribute("alt") != paused, RUN_SECONDS, "the run continues")
+    wait_until(lambda: curves.get_attribute("alt") != paused, "the run continues", RUN_SECONDS)
     for key in ("Tab", "Space"):
         page.keyboard.press(key)
     words.filter(has_text="Stopped").wait_for(timeout=1000 * RUN_SECONDS)

@@ -38,8 +38,8 @@ def run(notebook, cell_id, source=None):
     notebook.page.keyboard.press("Shift+Enter")
     wait_until(
         lambda: re.fullmatch(r"\[\d+\]:", prompt.text_content()) and prompt.text_content() != before,
-        SECONDS,
         f"{cell_id} has run",
+        SECONDS,
     )
     return cell.locator(".jp-OutputArea").inner_text() if cell.locator(".jp-OutputArea-output").count() else ""
 
@@ -69,7 +69,7 @@ def test_a_wrong_answer_is_named_a_right_one_passes_and_the_saved_file_is_graded
     saved = lab.folder / "exercises" / f"{NAME}.ipynb"
     run(notebook, "tie-probability", "def tie_probability(chances, n):\n    return chances[0] ** n")
     notebook.page.keyboard.press("Control+S")
-    wait_until(lambda: "return chances[0] ** n" in saved.read_text(), 20, "the file is saved")
+    wait_until(lambda: "return chances[0] ** n" in saved.read_text(), "the file is saved")
     assert len(nbformat.read(saved, as_version=4).cells) == len(notebook.stored.cells)
     assert notebook.errors == [] and notebook.outside == []
 
