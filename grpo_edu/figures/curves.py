@@ -204,12 +204,18 @@ def describe(figure: "Figure") -> str:
     return f"{said}. Values: ≈ {' '.join('; '.join(values).split())}" if values else f"{said}."
 
 
+def _row_names(axes: "Axes") -> list[str]:
+    """Return the labels of the ticks at the left, which name rows; [] if they are numbers."""
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    return rows if any(re.search(r"[^\W\d_]", row) for row in rows) else []
+
+
 def _dots(axes: "Axes", series: Collection[str]) -> list[str]:
     """Return the measured values of named rows: ["before: seed 0 44, seed 1 42; after: seed 0 90, seed 1 88"]."""
-    rows = [label.get_text() for label in axes.get_yticklabels()]
+    rows = _row_names(axes)
     found = []
     for dots in axes.containers:
-        if getattr(dots, "has_xerr", False) and any(re.search(r"[^\W\d_]", row) for row in rows):
+        if getattr(dots, "has_xerr", False) and rows:
             x, y = dots.lines[0].get_data()
             values = ", ".join(f"{rows[round(height)]} {value:.3g}" for value, height in zip(x, y, strict=True))
             found.append(f"{dots.get_label()}: {values}" if dots.get_label() in series else values)
@@ -218,9 +224,9 @@ def _dots(axes: "Axes", series: Collection[str]) -> list[str]:
 
 def _marks(axes: "Axes", line: "Line2D") -> str:
     """Return what the marks in a named row, or a vertical line across all of them, show; "" for a curve."""
-    rows = [label.get_text() for label in axes.get_yticklabels()]
+    rows = _row_names(axes)
     x, y = line.get_data()
-    if not any(re.search(r"[^\W\d_]", row) for row in rows):
+    if not rows:
         return ""
     if line.get_linestyle() == "None":
         return f"{rows[round(y[0])]}: {line.get_label()} {min(x):.3g} to {max(x):.3g}"
