@@ -19,7 +19,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from jupyter_lab import shoot
+from jupyter_lab import shoot, wait_until
 from keyboard import axe_problems, keyboard_problems
 
 from grpo_edu.cli.app import _answers
@@ -303,7 +303,7 @@ def test_a_page_says_what_became_of_its_server_and_its_python(app, page):
     page.context.set_offline(True)
     line.filter(has_text="has stopped or cannot be reached").wait_for(timeout=1000 * SECONDS)
     page.context.set_offline(False)
-    wait_until(lambda: line.inner_text() == "", "the line goes when the server answers again")
+    wait_until(lambda: line.inner_text() == "", "the line goes when the server answers again", SECONDS)
     for kernel in kernels(server):
         name = kernel.cmdline()[-1].rpartition("kernel-")[2].removesuffix(".json")
         request = urllib.request.Request(f"{address}/voila/api/shutdown/{name}?token={TOKEN}", data=b"")
@@ -349,14 +349,14 @@ def test_a_run_is_live_stays_paused_and_outlives_the_page(app, page):
     curves = page.get_by_alt_text("Curves over")
     curves.wait_for(timeout=1000 * SECONDS)
     seen = set()
-    wait_until(lambda: seen.add(curves.get_attribute("alt")) or len(seen) >= 4, "the curves grow")
+    wait_until(lambda: seen.add(curves.get_attribute("alt")) or len(seen) >= 4, "the curves grow", SECONDS)
     shoot(page, "app_training")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     says(page, "Paused after step")
     page.wait_for_timeout(1500)
     says(page, "Paused after step")
-    wait_until(lambda: list((folder / "runs" / ".kept").glob("*/run.json")), "the run is kept")
+    wait_until(lambda: list((folder / "runs" / ".kept").glob("*/run.json")), "the run is kept", SECONDS)
     page.reload(timeout=1000 * SECONDS, wait_until="commit")
     page.locator(DASHBOARD).first.wait_for(timeout=1000 * SECONDS)
     open_tab(page, "Train")
@@ -364,7 +364,7 @@ def test_a_run_is_live_stays_paused_and_outlives_the_page(app, page):
     says(page, "Press Resume to continue")
     paused = page.get_by_alt_text("Curves over").get_attribute("alt")
     press(page, "Resume")
-    wait_until(lambda: curves.get_attribute("alt") != paused, "the run goes on")
+    wait_until(lambda: curves.get_attribute("alt") != paused, "the run goes on", SECONDS)
     press(page, "Stop")
     says(page, "Stopped")
     press(page, "Save")
@@ -383,13 +383,13 @@ def test_a_control_changes_its_picture(page):
     handle = page.get_by_role("slider", name="success rate p")
     for _ in range(3):  # a hundredth each: the rewards stay the same
         handle.press("ArrowRight")
-        wait_until(lambda: picture.get_attribute("src") not in pictures, "the point follows the slider")
+        wait_until(lambda: picture.get_attribute("src") not in pictures, "the point follows the slider", SECONDS)
         pictures.add(picture.get_attribute("src"))
     open_tab(page, "Rewards")
     bars = page.get_by_alt_text("Rewards of the completion")
     before = bars.get_attribute("src")
     page.get_by_role("slider", name="weight of format").press("End")
-    wait_until(lambda: bars.get_attribute("src") != before, "the bars follow the weight")
+    wait_until(lambda: bars.get_attribute("src") != before, "the bars follow the weight", SECONDS)
 
 
 @pytest.mark.browser
@@ -415,7 +415,7 @@ def test_each_viewer_has_a_kernel_that_ends_with_the_page(app, browser):
     assert "Traceback" not in pages[1].content() and "Error" not in pages[1].locator(STATUS).inner_text()
     for page in pages:
         page.close(run_before_unload=True)
-    wait_until(lambda: len(kernels(server)) == before, "the kernels end with their pages")
+    wait_until(lambda: len(kernels(server)) == before, "the kernels end with their pages", SECONDS)
     for viewer in viewers:
         viewer.close()
 
@@ -432,9 +432,9 @@ def test_no_more_viewers_than_allowed_under_a_path_of_the_proxy(browser, tmp_pat
         answer = late.goto(f"{address}/course/grpo/?token={TOKEN}", timeout=1000 * SECONDS)
         assert answer.status == 503 and len(kernels(server)) == 1
         page.close(run_before_unload=True)
-        wait_until(lambda: kernels(server) == [], "the kernel ends with its page")
+        wait_until(lambda: kernels(server) == [], "the kernel ends with its page", SECONDS)
         again = f"{address}/course/grpo/?token={TOKEN}"
-        wait_until(lambda: late.goto(again, timeout=1000 * SECONDS).status == 200, "the next viewer is let in")
+        wait_until(lambda: late.goto(again, timeout=1000 * SECONDS).status == 200, "the next viewer is let in", SECONDS)
         late.close()
         viewer.close()
 
@@ -447,7 +447,7 @@ def test_an_idle_kernel_is_ended_though_its_page_is_open(browser, tmp_path):
         page.goto(f"{address}/?token={TOKEN}", timeout=1000 * SECONDS)
         page.locator(DASHBOARD).wait_for(timeout=1000 * SECONDS)
         assert len(kernels(server)) == 1
-        wait_until(lambda: kernels(server) == [], "the kernel ends")
+        wait_until(lambda: kernels(server) == [], "the kernel ends", SECONDS)
         page.close()
 
 
@@ -523,10 +523,3 @@ def message(kind, **content):
         "date": "2026-01-01T00:00:00Z",
     }
     return json.dumps({"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"})
-
-
-def wait_until(holds, what):
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.2)
