@@ -71,6 +71,9 @@ def running_lab(folder, home):
         port = free.getsockname()[1]
     lab = Lab(f"http://127.0.0.1:{port}", "a-token-of-the-tests", folder, home / "settings")
     for plugin, values in course.LAB_SETTINGS.items():
+        if plugin == "@jupyterlab/docmanager-extension:plugin":
+            # A notebook that is open for two minutes is saved, and the next test finds it changed.
+            values = values | {"autosave": False}
         lab.set(plugin, values)
     places = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "JUPYTERLAB_WORKSPACES_DIR")
     # what the set-up puts into .venv, in the places of a user
