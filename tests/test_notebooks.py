@@ -363,7 +363,10 @@ def check_length(notebook):
 
 def check_collapsed_cells_tell_nothing(notebook):
     for cell in code_cells(notebook):
-        hidden = cell.metadata.get("jupyter", {})
+        hidden, tags = cell.metadata.get("jupyter", {}), cell.metadata.get("tags", [])
+        for part in ("source", "outputs"):  # JupyterLab reads one mark, the book the other
+            in_the_book = {"source": "hide-input", "outputs": "hide-output"}[part] in tags
+            assert hidden.get(f"{part}_hidden", False) == in_the_book, first_line(cell)
         if hidden.get("source_hidden"):
             assert cell.source.startswith(("from grpo_edu.checks import your_turn", "#")), first_line(cell)
         if hidden.get("outputs_hidden") and cell.outputs:
