@@ -309,12 +309,15 @@ def _two_matrices(rng: random.Random) -> Call:
 
 check_int8_product = Exercise(
     int8_product,
-    parts=(Part("small matrices of both signs", 4, _two_matrices),),
+    parts=(
+        Part("small matrices of both signs", 4, _two_matrices, always=(call(torch.ones(1, 4), torch.ones(4, 1)),)),
+    ),
     changes="""
         numbers are truncated, not rounded: round() -> trunc()
             `.to(torch.int8)` truncates towards 0. Round first.
         the product overflows: (whole[0] @ whole[1]) -> (whole[0] @ whole[1]).int().to(torch.int8)
             A sum of products of int8 numbers does not fit into int8: multiply as `.int()`.
+            or: (whole[0] @ whole[1]) -> (whole[0] @ whole[1]).int().to(torch.int16)
         the result is multiplied by only one of the two scales: * scales[0] * scales[1] -> * scales[0]
             Each matrix was divided by its own scale.
             or: * scales[0] * scales[1] -> * scales[1]

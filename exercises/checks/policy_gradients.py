@@ -179,7 +179,7 @@ check_reinforce_loss = TrainedExercise(
             A loss is one number.
         two means are multiplied: baseline) * completions).mean() -> baseline).mean() * completions.mean())
             Multiply for each completion first, then take the mean.
-        two faults are left, in what the mask multiplies and in where the mean is taken:
+        two faults are left, in what is added up and in where the mean is taken:
             logps * mask -> logps.exp() * mask;
             baseline) * completions).mean() -> baseline).mean() * completions.mean())
             What is the logarithm of a product? And is a mean of products the product of the means?
@@ -187,7 +187,7 @@ check_reinforce_loss = TrainedExercise(
             -((rewards -> ((rewards; baseline) * completions).mean() -> baseline).mean() * completions.mean())
             Should the loss rise or fall when a good completion becomes more likely? Is a mean of products the product
             of the means?
-        two faults are left, in the sign and in what the mask multiplies:
+        two faults are left, in the sign and in what is added up:
             -((rewards -> ((rewards; logps * mask -> logps.exp() * mask
             Should the loss rise or fall when a good completion becomes more likely? What is the logarithm of a product?
         all three faults are left:
