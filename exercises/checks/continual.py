@@ -175,7 +175,7 @@ check_choose_protection = Exercise(
         replay comes before a lower rate: if rate_can_fall -> if rate_can_fall and not old_data_kept
             The first rule that applies counts. A lower rate needs no data.
         the learning rate is not tried first: if rate_can_fall -> if False
-            A lower rate costs nothing, no data and no memory.
+            A lower rate needs no old data and no memory.
         EWC is chosen although the old data are available: "replay" if old_data_kept else "ewc" -> "ewc"
             EWC is for tasks whose data are no longer available.
     """,

@@ -309,9 +309,7 @@ def _two_matrices(rng: random.Random) -> Call:
 
 check_int8_product = Exercise(
     int8_product,
-    parts=(
-        Part("small matrices of both signs", 4, _two_matrices, always=(call(torch.ones(1, 4), torch.ones(4, 1)),)),
-    ),
+    parts=(Part("small matrices of both signs", 4, _two_matrices, always=(call(torch.ones(1, 4), torch.ones(4, 1)),)),),
     changes="""
         numbers are truncated, not rounded: round() -> trunc()
             `.to(torch.int8)` truncates towards 0. Round first.

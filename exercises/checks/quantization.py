@@ -299,7 +299,7 @@ def _some_tolerance(rng: random.Random) -> Call:
 
 check_bits_needed = Exercise(
     bits_needed,
-    parts=(Part("from a fifth to a few thousandths", 3, _some_tolerance, draws=8, always=(call(7.0, 0.5),)),),
+    parts=(Part("from 0.5 down to 0.0003", 3, _some_tolerance, draws=8, always=(call(7.0, 0.5),)),),
     changes="""
         the error is assumed to be a whole step: bits_needed(largest, tolerated / 2)
             Rounding moves a number by half a step at most.
