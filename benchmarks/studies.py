@@ -24,6 +24,7 @@ RESUMABLE = (
     "tool_rollouts",
     "other_policy",
     "real_model",
+    "real_model_baselines",
     "word_game",
     "gsm8k",
 )

@@ -203,13 +203,14 @@ def summary(ledger: Ledger) -> dict[str, Any]:
 
 
 def unseen_prompts(start: dict[str, Any], rows: dict[str, dict[int, Any]], seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the sampled change on the held-out games whose prompt is not that of a training game with another secret.
+    """Return the sampled change on the held-out games whose prompt is not that of another game that the model has seen.
 
-    Two games have the same prompt if their given guess gets the same feedback. The interval is over seeds and games,
+    It has seen the games of its start, which are all that are not held out. Two games have the same prompt if their
+    given guess gets the same feedback. The interval is over seeds and games,
     because most secrets have only one or two of these games.
     """
-    trained_on = {game.prompt for game in games_of("train")}
-    kept = [number for number, game in enumerate(games_of("heldout")) if game.prompt not in trained_on]
+    seen = {game.prompt for game in word_game_splits()["train"]}
+    kept = [number for number, game in enumerate(games_of("heldout")) if game.prompt not in seen]
 
     def wins(row: dict[str, Any]) -> str:
         return "".join(row["sampled"][number] for number in kept)

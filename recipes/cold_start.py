@@ -52,7 +52,7 @@ greedily and fewer when it samples, so GRPO can make the skill grow.
 
 ## What it can do
 
-{n} held-out puzzles, one answer each; in brackets the 95% Wilson interval.
+{n} held-out puzzles, one answer each (the studies sample again); in brackets the 95% Wilson interval.
 
 | model | sampled | greedy |
 |---|---|---|

@@ -148,7 +148,7 @@ TRL's trainer plays the same games with it: a message is then a call of `step` (
 
 ## What it can do
 
-{n} held-out games, each played once; in brackets the 95% Wilson interval.
+{n} held-out games, each played once (the studies sample again); in brackets the 95% Wilson interval.
 
 | games won, sampled | games won, greedy |
 |---|---|

@@ -239,7 +239,7 @@ def test_each_study_answers_its_question_in_150_words_and_names_its_command_and_
         assert "*Refuted by*" in section
     assert {name for section in sections for name in re.findall(r"benchmarks/studies/(\w+)\.md", section)} == protocols
     assert {name for section in sections for name in re.findall(r"python -m benchmarks\.(\w+)`", section)} >= protocols
-    assert protocols | {"quantization_bits"} == set(studies.STUDIES)
+    assert protocols | {"quantization_bits", "real_model_baselines"} == set(studies.STUDIES)
     assert all(importlib.import_module(f"benchmarks.{name}").COMMAND for name in studies.STUDIES)
 
 
