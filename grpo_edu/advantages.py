@@ -39,7 +39,7 @@ def group_advantages(
         rewards: (B,), the total reward of each completion.
         num_generations: G >= 2, completions per prompt.
         scale_rewards: "group", "batch", "none" or "mean".
-        eps: added to the standard deviation, in units of the reward.
+        eps: added to the divisor, in units of the reward.
 
     Returns:
         (B,), at least float32, without unit, or with "none" in units of the reward.
@@ -96,7 +96,7 @@ def rewards_themselves(rewards: Tensor, num_generations: int) -> Tensor:
     >>> rewards_themselves(torch.tensor([1.0, 0.0, float("nan"), 1.0]), 2)
     tensor([1., 0., 0., 1.])
     """
-    return rewards.nan_to_num(0.0)
+    return _grouped(rewards, num_generations).nan_to_num(0.0).flatten()
 
 
 @dataclass(frozen=True)

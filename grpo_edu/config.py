@@ -264,7 +264,7 @@ _KINDS: dict[type, tuple[type, str]] = {
 @append_field_docs
 @dataclass(frozen=True)
 class GRPOConfig:
-    """The settings of one GRPO run. The defaults train the tiny model in well under a minute.
+    """The settings of one GRPO run; `default_config` changes the defaults for smollm2 and gsm8k.
 
     A step samples B = N·G completions. What a setting does is explained where it is used: the sampling in
     `grpo_edu.rollout.generate`, the loss in `grpo_edu.losses.grpo_loss`, the advantages in
@@ -284,11 +284,11 @@ class GRPOConfig:
     )
     prompts_per_step: Count = setting(16, "N, different problems per step; with smollm2: 8")
     max_resamples: WholeNumber = setting(
-        0, "how often per step groups with equal rewards are sampled again (dynamic sampling)"
+        0, "how often per step other problems replace groups that tie (dynamic sampling)"
     )
-    max_completion_length: Count = setting(96, "most tokens of a completion; with gsm8k: 256")
+    max_completion_length: Count = setting(96, "most tokens of a completion; gsm8k: 256, instructions: 48")
     max_steps: Count = setting(40, "training steps; each samples one batch and learns from it")
-    learning_rate: Positive = setting(0.0001, "size of each update; with smollm2: 1e-05")
+    learning_rate: Positive = setting(0.0001, "size of each update; smollm2 without LoRA: 1e-05")
     weight_decay: NotNegative = setting(0.0, "how strongly weights are pulled towards 0")
     max_grad_norm: NotNegative = setting(1.0, "longer gradients are scaled down; 0: never")
     lr_scheduler_type: Schedule = setting("constant", "how the learning rate changes over the steps")
@@ -301,7 +301,7 @@ class GRPOConfig:
     loss_type: LossType = setting("grpo", "how ratios are clipped and tokens averaged")
     importance_sampling_level: Level = setting("token", "one ratio per token, or per completion (GSPO)")
     epsilon: NotNegative = setting(0.2, "lower clip bound, as a distance from ratio 1")
-    epsilon_high: ClipBound | None = setting(None, "upper clip bound, likewise (default: epsilon)")
+    epsilon_high: ClipBound | None = setting(None, "likewise above; cispo: largest ratio (default: epsilon)")
     beta: NotNegative = setting(0.0, "weight of the KL term; 0 needs no reference model")
     use_bias_correction_kl: bool = setting(False, "multiply the KL term by the ratio (DeepSeek-V3.2), as TRL does")
     entropy_coef: NotNegative = setting(0.0, "bonus for the mean entropy of the tokens")

@@ -9,7 +9,7 @@ token. Formulas and denominators agree with TRL's ``GRPOTrainer``.
 All functions take the same arguments under the same names:
 
 - per_token_logps: (B, C), nats, of the policy that is trained, with gradient.
-- old_per_token_logps: (B, C), nats, at the start of the update; no gradient flows into them.
+- old_per_token_logps: (B, C), nats, before the first update on the batch; no gradient flows into them.
 - ref_per_token_logps: (B, C), nats, of the frozen reference policy; no gradient flows into them.
 - advantages: (B,), or (B, C) if they differ between the tokens; no gradient flows into them.
 - completion_mask: (B, C), 1 for the tokens that count, 0 for all others: always for the padding after the first EOS,
@@ -19,9 +19,9 @@ All functions take the same arguments under the same names:
 - loss_type: a name in `LOSSES`; `per_token_policy_loss` has the formulas, `token_weights` the weights.
 - importance_sampling_level: "token", or "sequence" (GSPO).
 
-They raise ValueError for shapes that do not match, an unknown name, and a mask that contains anything but 0 and 1. What
-the numbers may be is checked by `GRPOConfig`. Ratios, KL and sums are computed in the data type of the
-log-probabilities, but at least in float32.
+They raise ValueError for shapes that do not match and unknown names, and `token_weights` for a mask of other numbers
+than 0 and 1. What the numbers may be is checked by `GRPOConfig`. Ratios, KL and sums are computed in the data type of
+the log-probabilities, but at least in float32.
 """
 
 from collections.abc import Callable

@@ -184,10 +184,19 @@ def save_policy(
         shutil.rmtree(replaced, ignore_errors=True)
 
 
+# What transformers saves with a model, the card of an export, and what the recipes add.
+MODEL_FILES = (
+    *("*config.json", "model*.safetensors*", "tokenizer*", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.*", "merges.txt", "chat_template.*", "README.md", "recipe.json", "loss.png"),
+)
+
+
 def _holds_only_a_model(folder: Path) -> bool:
-    """Return True if a folder has the files of a model and no folders in it, as `save_policy` leaves it."""
+    """Return True if a folder has the files of a model and nothing else, as `save_policy` and an export leave it."""
     config = folder / "config.json"
-    return config.is_file() and b'"model_type"' in config.read_bytes() and all(map(Path.is_file, folder.iterdir()))
+    if not (config.is_file() and b'"model_type"' in config.read_bytes()):
+        return False
+    return all(file.is_file() and any(map(file.match, MODEL_FILES)) for file in folder.iterdir())
 
 
 def adapter_folder(name: str | Path) -> Path | None:

@@ -292,7 +292,7 @@ def _text_in_braces(text: str) -> str:
 def extract_answer(completion: Completion) -> str | None:
     """Extract the answer of a completion in canonical form (`normalize_answer`), or None if it has none.
 
-    The function looks for `#### x`, then for `\\boxed{x}`, then for "the answer is x", where x ends with its line.
+    The function looks for `#### x`, then for `\\boxed{x}`, then for "answer is x" or "answer: x"; x ends with its line.
 
     - If there are several markers, the *last* one counts, because a model may correct itself. A policy gains nothing
       by writing many, because only one is used. (lm-evaluation-harness takes the first `####` for GSM8K.)

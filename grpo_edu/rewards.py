@@ -81,14 +81,16 @@ def accuracy_reward(
     Args:
         completions: B completions, strings or chats.
         answer: B ground truths: strings, numbers, or reference solutions that end in `#### x`.
-        prompts, level: B prompts and levels; needed for these two only.
+        prompts, level: B prompts and levels; needed for these, and for texts (level "text:…").
 
     Raises ValueError for a ground truth that is not an answer, or for lists of different lengths.
 
     >>> accuracy_reward(["14 + 34 = 48. #### 48", "#### 48 or 49"], answer=["48", "48"])
     [1.0, 0.0]
     """
-    check_column("answer", answer, len(completions))
+    for name, column in {"answer": answer, "prompts": prompts, "level": level}.items():
+        if column is not None or name == "answer":
+            check_column(name, column, len(completions))
     rewards: list[float | None] = []
     for row, (completion, truth) in enumerate(zip(completions, answer, strict=True)):
         chosen = None if level is None else scorer_of_level(level[row] or "")
@@ -184,7 +186,7 @@ def compute_rewards(
     Warns if no function applies to some rows: their advantage is 0, as in TRL, so nothing is learned from them.
 
     Raises RuntimeError if a function raises an exception, with the function's name and the exception as its cause;
-    ValueError if a function returns a wrong number of rewards or a reward that is not a finite number.
+    ValueError if a function returns a wrong number of rewards or a reward that is no number up to 1e15.
 
     >>> compute_rewards(
     ...     [accuracy_reward, steps_reward],

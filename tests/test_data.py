@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -225,3 +226,5 @@ def test_to_dataset():
     assert dataset.column_names == ["prompt", "answer", "level", "solution"]
     assert dataset[1]["solution"] == OTHER.solution
     assert len(dataset) == 2
+    later = to_dataset([PROBLEM, replace(OTHER, columns={"unit": "cm"})])  # a column that the first problem lacks
+    assert later["unit"][:] == [None, "cm"]

@@ -286,17 +286,20 @@ def test_an_existing_folder_is_kept_unless_told(policy, saved, tmp_path):
     (tmp_path / "empty").mkdir()
     save_policy(*policy, tmp_path / "empty")
     other = random_model(policy[1], seed=1, num_hidden_layers=2)
-    (tmp_path / "empty" / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="not empty.*`overwrite`"):
         save_policy(other, policy[1], tmp_path / "empty")
     assert_close(logits(*load_policy(tmp_path / "empty")), logits(*policy))
     save_policy(other, policy[1], tmp_path / "empty", overwrite=True)
     assert_close(logits(*load_policy(tmp_path / "empty")), logits(other, policy[1]))
-    assert not (tmp_path / "empty" / "notes.txt").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["empty"]
     (tmp_path / "empty" / "thesis").mkdir()  # a folder that holds more than a model is never replaced
     with pytest.raises(FileExistsError, match="other things than a model"):
         save_policy(other, policy[1], tmp_path / "empty", overwrite=True)
+    shutil.copytree(tmp_path / "empty", tmp_path / "noted", ignore=shutil.ignore_patterns("thesis"))
+    (tmp_path / "noted" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="other things than a model"):
+        save_policy(other, policy[1], tmp_path / "noted", overwrite=True)
+    assert (tmp_path / "noted" / "notes.txt").read_text() == "mine"
     with pytest.raises(FileExistsError, match="other things than a model"):
         save_policy(other, policy[1], tmp_path, overwrite=True)
     assert (tmp_path / "empty" / "thesis").is_dir()

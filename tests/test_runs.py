@@ -195,6 +195,17 @@ def test_ctrl_c_between_two_updates_of_a_step_lets_the_step_end(run, tmp_path):
     assert same_weights(weights_of(tmp_path / "run" / "model"), weights_of(tmp_path / "two" / "model"))
 
 
+def test_ctrl_c_while_the_result_is_written_is_no_success(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo_edu.runs.run.write_result", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert (tmp_path / "run" / "model").is_dir() and not (tmp_path / "run" / "result.json").exists()
+
+
+def interrupt(*arguments):
+    raise KeyboardInterrupt
+
+
 def test_ctrl_c_before_the_first_step_leaves_an_older_run_alone(run, tmp_path):
     older = run()
 

@@ -149,6 +149,13 @@ def test_answers_reach_the_rewards():
     assert history[0]["rewards/accuracy_reward/mean"] == history[0]["reward"] == 0
 
 
+def test_problems_may_be_dictionaries():
+    model, tokenizer = policy()
+    rows = [{"prompt": "How long?", "answer": "12"}, {"prompt": "How wide?", "answer": "7", "unit": "cm"}] * 4
+    trainer = build_trainer(model, tokenizer, rows, vowels, CONFIG)
+    assert trainer.train_dataset["unit"][:2] == [None, "cm"]
+
+
 def test_closing_early_leaves_the_last_full_step():
     model, tokenizer = policy()
     steps = train_with_trl(model, tokenizer, PROBLEMS, vowels, replace(CONFIG, max_steps=1_000))

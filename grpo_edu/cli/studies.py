@@ -129,7 +129,7 @@ def add_curriculum_options(command: ArgumentParser) -> None:
     add_options(command, RunConfig, ["model", "data_path"])
     add("--protect", help="how earlier tasks are protected (default: the profile's)", choices=PROTECTIONS)
     add("--strength", help="lambda of ewc and l2, share of replay, beta of kl", type=float, metavar="X")
-    add("--fisher", help="how ewc estimates the Fisher information (default: sampled)", choices=FISHERS)
+    add("--fisher", help="how ewc estimates the Fisher information (default: the profile's)", choices=FISHERS)
     add("--online", help="keep one running anchor instead of one per task", action="store_true")
     add("--seed", help="random seed of every stage (default: the profile's)", type=int, metavar="N")
     add("--n", help="held-out problems per task (default: 100)", type=int, metavar="N")

@@ -140,7 +140,7 @@ def _flag(setting: re.Match[str]) -> str:
 
 def add_evaluate_options(command: ArgumentParser) -> None:
     """Add the options of `grpo-edu evaluate`."""
-    command.description = f"{command.description} By default a run's folder uses the problems and rewards of the run."
+    command.description = f"{command.description} A run's folder brings its problems, rewards, n, seed and length."
     add_options(command, RunConfig, ("model", *_FILES, "reward_funcs", "dtype", "device"))
     add_options(command, GRPOConfig, ["reward_weights"])
     add = partial(command.add_argument, default=SUPPRESS)
@@ -148,7 +148,12 @@ def add_evaluate_options(command: ArgumentParser) -> None:
     add("--split", choices=SPLITS, help="which: heldout (default; of GSM8K the test set) or train")
     add("--seed", type=int, metavar="N", help="random seed of the sampling (default: 0)")
     add("--temperature", type=float, metavar="X", help="of the sampling; 0: greedily (default: 1.0)")
-    add("--max-completion-length", type=int, metavar="N", help="most tokens of a completion (default: 96, GSM8K 256)")
+    add(
+        "--max-completion-length",
+        type=int,
+        metavar="N",
+        help="tokens at most (default: 96, gsm8k 256, instructions 48)",
+    )
 
 
 def run_evaluate_command(arguments: Namespace) -> int:

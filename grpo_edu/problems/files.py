@@ -10,7 +10,7 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,7 @@ def load_problems(level: str | Sequence[str], split: str = "train", n: int | Non
     """Return the problems of the package for one or several sets.
 
     Args:
-        level: a name of `PROBLEM_SETS` other than "gsm8k", or a sequence of such names.
+        level: a name of `problem_set_names()` other than "gsm8k", or a sequence of such names.
         split: "train" or "heldout"; the two have no problem in common.
         n: the first n problems *of each level*; None: all of them.
 
@@ -199,13 +199,19 @@ def _gsm8k_from_hub(split: str) -> Dataset:
 
 
 def to_dataset(problems: Iterable[Problem]) -> Dataset:
-    """Return the problems as a `datasets.Dataset` with the columns `prompt`, `answer`, `level` and `solution`.
+    """Return the problems as a `datasets.Dataset` with the fields of a problem and all further columns.
 
     TRL hands every column but `prompt` to the reward functions by its name.
     """
+    return rows_to_dataset([problem.row() for problem in problems])
+
+
+def rows_to_dataset(rows: Sequence[Mapping[str, Any]]) -> Dataset:
+    """Return rows as a `datasets.Dataset` with the columns of all of them, None where a row lacks one."""
     from datasets import Dataset
 
-    return Dataset.from_list([problem.row() for problem in problems])
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Dataset.from_list([{name: row.get(name) for name in names} for row in rows])
 
 
 def _gsm8k_split(split: str, path: str | Path | None = None) -> list[Problem]:

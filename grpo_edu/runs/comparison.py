@@ -50,7 +50,7 @@ def read_evaluations(run: str | Path) -> tuple[Evaluation, Evaluation]:
     if config is None or "config" not in config or "sweep" in config:
         raise ValueError(f"{run} is not the folder of a training run; name one, such as runs/tiny-levels-seed0.")
     if result is None or not result.get("solved_after"):
-        raise ValueError(f"the run in {run} was not evaluated after training; finish it with `train --resume {run}`.")
+        raise ValueError(f"the run in {run} was not evaluated after training; resume it, or train again.")
     settings = use_current_names(config)
     problems = load_problem_sets(settings, "heldout", n=settings["num_heldout"])
     found = []

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from grpo_edu.config import GRPOConfig
+from grpo_edu.problems.hub import missing_folder_message
 from grpo_edu.runs.folder import COMPLETIONS
 from grpo_edu.runs.log import to_plain
 
@@ -144,7 +145,9 @@ def kept_file(folder: str | Path, name: str) -> Path:
     """
     path = Path(folder).expanduser() / name
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"`run`: folder {folder} does not exist; name the folder that `grpo-edu train` wrote.")
+        raise FileNotFoundError(
+            f"`run`: {missing_folder_message(folder)}; name the folder that `grpo-edu train` wrote."
+        )
     if path.is_file() and next(read_lines(path), None) is None:
         raise ValueError(f"`run`: {path} is damaged, so nothing can be read from it; train again.")
     return path
@@ -186,7 +189,7 @@ def read_completions(folder: str | Path, step: int | None = None) -> list[Sample
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"`run`: {path} is damaged ({type(error).__name__}: {error}); train again.") from error
     if not steps:
-        raise ValueError(f"`run`: {folder} keeps no completions; train with `max_saved_completions` above 0.")
+        raise ValueError(f"`run`: {folder} keeps no completions; it holds no run, or one with --keep-completions 0.")
     if step is not None and step not in steps:
         known = f"{steps[0]} to {steps[-1]}" + (f", every {steps[1] - steps[0]} steps" if len(steps) > 1 else "")
         raise ValueError(f"`step`: no completions of step {step} are kept in {folder}; it keeps steps {known}.")

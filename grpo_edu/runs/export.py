@@ -78,7 +78,7 @@ def start_conversation(
     return Conversation(
         models,
         tokenizer,
-        max_completion_length or settings.get("max_completion_length", 256),
+        settings.get("max_completion_length", 256) if max_completion_length is None else max_completion_length,
         settings.get("temperature", 1.0) if temperature is None else temperature,
         _options(stored),
     )

@@ -175,7 +175,7 @@ class RunFolder:
         if read_run_config(self.path) is not None:
             if not overwrite:
                 raise FileExistsError(
-                    f"output: {self.path} already holds a run; choose another folder, or overwrite it"
+                    f"output: {self.path} already holds a run; choose another folder, or set `overwrite`"
                 )
         elif (self.path / "config.json").is_file() and self.metrics.is_file():
             raise FileExistsError(

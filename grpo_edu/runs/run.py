@@ -429,7 +429,7 @@ class Run:
         is_interrupted = isinstance(stopped, INTERRUPTS)
         failure = "" if stopped is None or is_interrupted else str(stopped) or type(stopped).__name__
         assert self.before is not None
-        self.result = RunResult(
+        result = RunResult(
             self.folder.path,
             self.metadata,
             self.history,
@@ -444,13 +444,14 @@ class Run:
             unchanged=is_unchanged,
             turn_end=turn_end,
         )
-        write_result(self.folder, self.result)
+        write_result(self.folder, result)
+        self.result = result  # only now: an interruption before this line is not a finished run
         if stopped is not None and failure:
             raise stopped
         if not is_interrupted:
             self.folder.drop_state()
         if not isinstance(stopped, GeneratorExit):
-            yield Stopped(self.result)
+            yield Stopped(result)
 
     def _disk_space(self) -> int:
         """Return the bytes needed on the disk for the model, and for two states while one replaces the other."""
@@ -485,13 +486,17 @@ def run_training(
     """Train a policy with GRPO, evaluate it on held-out problems before and after, and save the run.
 
     Args:
+        model: a name of `list_models()`, a folder or a Hub id.
         config: the settings of GRPO; None takes the defaults, with completions long enough for `data`.
         options: further fields of `RunConfig`, such as `data="basic"` or `num_heldout=60`; the names of version 0.3.0
             (`rewards`, `n`, …) are understood too.
 
-    `start_run` explains the other arguments, and what is raised.
+    Returns the `RunResult`. `start_run` explains the other arguments, and what is raised.
     """
     options = use_current_names(options)
+    for name in options:
+        if name in GRPOConfig.__dataclass_fields__:
+            raise TypeError(f"`{name}` belongs to GRPOConfig; pass config=GRPOConfig({name}={options[name]!r})")
     config = config or default_config(parse_data(options.get("data", LEVELS)), model, options.get("lora_rank", 0))
     run_config = RunConfig(str(model), config=config, **options)
     return start_run(run_config, output=output, overwrite=overwrite, command=command, progress=progress)

@@ -76,7 +76,7 @@ class ClusterJob:
     environment: str | None = setting(None, "virtual environment on the nodes (default: the one that is active here)")
     deepspeed: bool = setting(True, "share gradients and optimizer states between the GPUs through DeepSpeed")
     micro_batch_size: int | None = setting(
-        None, "completions that a process computes at a time (default: all that it has per update)"
+        None, "completions that a process computes at a time (default: its share of an update)"
     )
 
     def __post_init__(self) -> None:
@@ -92,7 +92,7 @@ class ClusterJob:
             if value is not None and not _WORD.fullmatch(value):
                 raise ValueError(f"{name}: {value!r} must be one word of letters, digits and . , : / @ + -")
         if self.profile.request().dtype == "auto":
-            raise ValueError("dtype: 'auto' would measure this computer, not the nodes; choose float32 or bfloat16")
+            raise ValueError("dtype: 'auto' would measure this computer, not the nodes; add -- --dtype bfloat16")
         self.trl_settings()  # raises ValueError for what TRL cannot do
 
     @property

@@ -30,7 +30,8 @@ import torch
 from grpo_edu.advantages import ESTIMATORS
 from grpo_edu.config import GRPOConfig
 from grpo_edu.losses import LOSSES
-from grpo_edu.problems.templates import Problem, prompt_options
+from grpo_edu.problems.files import rows_to_dataset
+from grpo_edu.problems.templates import Problem, as_problems, prompt_options
 from grpo_edu.prompts import chat_messages, completion_text, prompt_style, render_messages
 from grpo_edu.rewards import RewardFunction, for_trl
 from grpo_edu.rollout import Sampler
@@ -120,11 +121,11 @@ def build_trainer(
     Raises ValueError: too few problems, an unknown `rollout`, or a setting that TRL lacks; what TRL's config refuses.
     """
     import trl
-    from datasets import Dataset
     from transformers import PrinterCallback
 
     if rollout not in ROLLOUTS:
         raise ValueError(f"rollout: {rollout!r} is unknown; choose one of {', '.join(ROLLOUTS)}")
+    problems = as_problems(problems)
     check_inputs(model, problems, config)
     ignore_known_warnings()
     temporary = None
@@ -140,7 +141,7 @@ def build_trainer(
         model=model,
         reward_funcs=[for_trl(one) for one in ([reward_funcs] if callable(reward_funcs) else reward_funcs)],
         args=arguments,
-        train_dataset=Dataset.from_list(
+        train_dataset=rows_to_dataset(
             [
                 {**problem.row(), "prompt": chat_messages(problem.prompt, style=style, **prompt_options(problem.level))}
                 for problem in problems
