@@ -311,6 +311,12 @@ def evaluate_in_batches(
 
     problems = as_problems(problems)
     _check_problems(problems, batch_size, seed, with_rewards=reward_funcs is not None)
+    if reward_funcs is not None and reward_weights is not None:
+        count = 1 if callable(reward_funcs) else len(reward_funcs)
+        if len(reward_weights) != count:
+            raise ValueError(
+                f"reward_weights must have one entry per reward function ({count}), got {len(reward_weights)}"
+            )
     environments, openings = None, [""] * len(problems)
     if environment is not None:
         environments, openings = reset_environments(environment, [problem.row() for problem in problems], 1)

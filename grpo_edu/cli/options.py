@@ -223,6 +223,8 @@ def option_names(message: str, command: ArgumentParser) -> str:
     flags |= {argument: flags[option] for argument, option in _ARGUMENTS.items() if option in flags}
     if any(action.dest == "run" for action in command._actions):  # an argument without a flag, which names the model
         flags |= {"name": "run", "model": "run"}
+    if any(action.dest == "reward" for action in command._actions):
+        flags |= dict.fromkeys(("reward_func", "reward_funcs"), "REWARD")
     marked = r"`(\w+)`|^(\w+)(?=:? )|(?<![\w/.-])([a-z]+(?:_[a-z]+)+)(?![\w/.(-])"
     return re.sub(marked, lambda found: flags.get(found[1] or found[2] or found[3], found[0]), message)
 

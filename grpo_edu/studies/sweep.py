@@ -123,7 +123,8 @@ def parse_values(name: str, text: str) -> BaseDistribution:
             return FloatDistribution(*map(float, text.split(":")), log=True)
         values = tuple(dict.fromkeys(kind(part.strip()) for part in text.split(",")))
     except (TypeError, ValueError):
-        raise ValueError(f"`{name}` must be values such as {DEFAULT_SPACE[name]}, got {text!r}.") from None
+        form = "LOW:HIGH, such as" if ":" in text else "values such as"
+        raise ValueError(f"`{name}` must be {form} {DEFAULT_SPACE[name]}, got {text!r}.") from None
     for value in values:
         GRPOConfig(**{name: value, "epsilon_high": USUAL_CAP})
     return CategoricalDistribution(values)
