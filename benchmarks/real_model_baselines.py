@@ -296,6 +296,7 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
     before, strict = ledger.find(phase="untrained"), reports(study, TASK, "strict")
     assert before is not None
     before = before | (ledger.find(phase="untrained, GSM8K") or {})
+    again = ledger.select(phase="report", arm="strict, again")
     found: dict[str, Any] = {
         "untrained": {way: counted(before[way]) for way in WAYS},
         "system prompts": {
@@ -306,7 +307,8 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
         row = ledger.find(phase="report", arm=arm)
         if row:
             found[arm] = {way: compare_prompt(before[way], row[way]) for way in WAYS if way in row}
-            found[arm]["strict minus this"] = minus(strict, [{**row, "seed": run["seed"]} for run in strict])
+            same = [{**row, "seed": run["seed"]} for run in strict]
+            found[arm] |= {"strict minus this": minus(strict, same), "strict, again minus this": minus(again, same)}
     for arm in TRAINED_ARMS:
         runs = sorted(ledger.select(phase="report", arm=arm), key=lambda row: row["seed"])
         if len(runs) < 2:
@@ -316,6 +318,7 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
             "seeds": [row["seed"] for row in runs],
             **{way: compared([before[way]] * len(runs), [row[way] for row in runs], len(KINDS)) for way in WAYS},
             "strict minus this": minus(strict, runs),
+            "strict, again minus this": {} if arm == "strict, again" else minus(again, runs, WAYS),
             **{
                 texts: estimate([mean_change(before, row, texts) for row in runs])
                 for texts in TEXTS
@@ -323,7 +326,7 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
             },
         }
         if arm == "seven kinds":
-            found[arm]["kinds left out"] = compare_left_out(before, runs)
+            found[arm]["kinds left out"] = compare_left_out(before, runs, again)
     return found
 
 
@@ -342,16 +345,36 @@ def mean_change(before: dict[str, Any], row: dict[str, Any], texts: str) -> floa
     return fmean(row[texts][:NUM_TEXTS]) - fmean(before[texts][:NUM_TEXTS])
 
 
-def compare_left_out(before: dict[str, Any], runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the greedy shares of each run on the kinds that it did not train on, and their change over seeds."""
+def share_of_kind(row: dict[str, Any], kind: str) -> float:
+    """Return the greedy share of one kind of constraint."""
+    return share(row["greedy"][KINDS.index(kind) :: len(KINDS)])
+
+
+def compare_left_out(
+    before: dict[str, Any], runs: Sequence[dict[str, Any]], again: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the greedy shares on the kinds that each run did not train on: untrained, of the run, and of ``strict``.
+
+    ``strict`` is "strict, again" with the same seed, which trained on all kinds. The changes are over seeds.
+    """
+    with_all = {row["seed"]: row for row in again}
+    runs = [row for row in runs if row["seed"] in with_all]
     shares = {
-        row["seed"]: [
-            fmean(share(one["greedy"][KINDS.index(kind) :: len(KINDS)]) for kind in left_out(row["seed"]))
-            for one in (before, row)
-        ]
+        row["seed"]: {
+            kind: [share_of_kind(one, kind) for one in (before, row, with_all[row["seed"]])]
+            for kind in left_out(row["seed"])
+        }
         for row in runs
     }
-    return {"before and after": shares, "change": estimate([after - start for start, after in shares.values()])}
+    means = [[fmean(column) for column in zip(*by_kind.values(), strict=True)] for by_kind in shares.values()]
+    if len(means) < 2:
+        return {"by seed and kind": shares}
+    return {
+        "by seed and kind": shares,
+        "mean": [fmean(column) for column in zip(*means, strict=True)],
+        "change": estimate([after - start for start, after, _ in means]),
+        "trained on all kinds minus this": estimate([every - after for _, after, every in means]),
+    }
 
 
 def main() -> int:
