@@ -584,9 +584,7 @@ def of_seeds(rows: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[dict[
     return sorted((row for row in rows if row["seed"] in seeds), key=lambda row: row["seed"])
 
 
-def minus(
-    runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]], outcomes: Sequence[str] = ("greedy", "sampled")
-) -> dict[str, Any]:
+def minus(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the differences of two arms on their common seeds, over seeds and problems; {} for fewer than two."""
     by_seed = {row["seed"]: row for row in others}
     pairs = [(by_seed[row["seed"]], row) for row in runs if row["seed"] in by_seed]
@@ -594,7 +592,7 @@ def minus(
         return {}
     found = {
         way: vars(crossed_bootstrap([ones(old[way]) for old, _ in pairs], [ones(new[way]) for _, new in pairs]))
-        for way in outcomes
+        for way in ("greedy", "sampled")
     }
     return {"seeds": [row["seed"] for _, row in pairs], **found}
 

@@ -12,7 +12,7 @@ The rates of "solutions" and "positives" are selected as in that study, by the m
 after a shorter run on another seed. "seven kinds" and "strict, again" have the rate of ``strict``.
 
 Every trained arm is measured in two further ways, as is the untrained model: on the held-out instructions in other
-words (`PHRASINGS`), and by the mean log-likelihood per token of GSM8K's test solutions and of ordinary English text.
+words (`PHRASINGS`), and by the mean log-likelihood per token of GSM8K's test solutions and of Python's reference.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ from benchmarks.real_model import (
     compared,
     judge,
     mean_reward,
-    minus,
     open_ledger,
     opened,
     problems_of,
@@ -65,7 +64,7 @@ from benchmarks.real_model import (
 from grpo_edu import render_prompt
 from grpo_edu.batch import Batch
 from grpo_edu.config import GRPOConfig, SupervisedConfig
-from grpo_edu.evaluation import mcnemar, paired_bootstrap
+from grpo_edu.evaluation import crossed_bootstrap, mcnemar, paired_bootstrap
 from grpo_edu.problems.files import load_gsm8k
 from grpo_edu.problems.instructions import CONSTRAINTS, instruction_reward
 from grpo_edu.problems.templates import Problem, prompt_options
@@ -308,7 +307,7 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
         if row:
             found[arm] = {way: compare_prompt(before[way], row[way]) for way in WAYS if way in row}
             same = [{**row, "seed": run["seed"]} for run in strict]
-            found[arm] |= {"strict minus this": minus(strict, same), "strict, again minus this": minus(again, same)}
+            found[arm] |= {"strict minus this": further(strict, same), "strict, again minus this": further(again, same)}
     for arm in TRAINED_ARMS:
         runs = sorted(ledger.select(phase="report", arm=arm), key=lambda row: row["seed"])
         if len(runs) < 2:
@@ -317,8 +316,8 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
             "rate": runs[0]["rate"],
             "seeds": [row["seed"] for row in runs],
             **{way: compared([before[way]] * len(runs), [row[way] for row in runs], len(KINDS)) for way in WAYS},
-            "strict minus this": minus(strict, runs),
-            "strict, again minus this": {} if arm == "strict, again" else minus(again, runs, WAYS),
+            "strict minus this": further(strict, runs),
+            "strict, again minus this": {} if arm == "strict, again" else further(again, runs),
             **{
                 texts: estimate([mean_change(before, row, texts) for row in runs])
                 for texts in TEXTS
@@ -327,6 +326,35 @@ def summary(ledger: Ledger, study: Ledger) -> dict[str, Any]:
         }
         if arm == "seven kinds":
             found[arm]["kinds left out"] = compare_left_out(before, runs, again)
+    return found
+
+
+def further(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what an arm has beyond another on their common seeds; {} for fewer than two.
+
+    Over seeds and problems, and, added after the results: over seeds and kinds, and without the kind that "strict,
+    again" never learned (exclamation). For texts, the difference of the mean log-likelihoods over seeds.
+    """
+    by_seed = {row["seed"]: row for row in others}
+    pairs = [(by_seed[row["seed"]], row) for row in runs if row["seed"] in by_seed]
+    if len(pairs) < 2:
+        return {}
+    found: dict[str, Any] = {"seeds": [row["seed"] for _, row in pairs]}
+    unlearned = KINDS.index("exclamation")
+    for way in WAYS:
+        if all(way in row for pair in pairs for row in pair):
+            old, new = ([ones(pair[place][way]) for pair in pairs] for place in (0, 1))
+            kept = [number for number in range(len(old[0])) if number % len(KINDS) != unlearned]
+            found[way] = {
+                **vars(crossed_bootstrap(old, new)),
+                "over kinds": over_seeds_and_kinds(old, new, len(KINDS)),
+                "without exclamation": vars(
+                    crossed_bootstrap(*([[row[number] for number in kept] for row in rows] for rows in (old, new)))
+                ),
+            }
+    for texts in TEXTS:
+        if all(texts in row for pair in pairs for row in pair):
+            found[texts] = estimate([mean_change(old, new, texts) for old, new in pairs])
     return found
 
 
