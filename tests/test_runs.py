@@ -275,7 +275,7 @@ def test_a_folder_with_a_run_is_replaced_only_when_told(run, tmp_path):
     folder = tmp_path / "run"
     run()
     (folder / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="already holds a run; choose another folder, or overwrite it"):
+    with pytest.raises(FileExistsError, match="already holds a run; choose another folder, or set `overwrite`"):
         run()
     with pytest.raises(ValueError, match="holds the model to start from"):
         run_training(folder, rewards=brevity, config=CONFIG, n=6, output=folder, overwrite=True, progress=False)
