@@ -584,10 +584,17 @@ def of_seeds(rows: Sequence[dict[str, Any]], seeds: Sequence[int]) -> list[dict[
     return sorted((row for row in rows if row["seed"] in seeds), key=lambda row: row["seed"])
 
 
+def pair_by_seed(
+    runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return (row of the others, run) for each seed that both have, in the order of the runs."""
+    by_seed = {row["seed"]: row for row in others}
+    return [(by_seed[row["seed"]], row) for row in runs if row["seed"] in by_seed]
+
+
 def minus(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return the differences of two arms on their common seeds, over seeds and problems; {} for fewer than two."""
-    by_seed = {row["seed"]: row for row in others}
-    pairs = [(by_seed[row["seed"]], row) for row in runs if row["seed"] in by_seed]
+    pairs = pair_by_seed(runs, others)
     if len(pairs) < 2:
         return {}
     found = {

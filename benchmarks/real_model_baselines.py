@@ -56,6 +56,7 @@ from benchmarks.real_model import (
     mean_reward,
     open_ledger,
     opened,
+    pair_by_seed,
     problems_of,
     products_in_bfloat16,
     reports,
@@ -335,8 +336,7 @@ def further(runs: Sequence[dict[str, Any]], others: Sequence[dict[str, Any]]) ->
     Over seeds and problems, and, added after the results: over seeds and kinds, and without the kind that "strict,
     again" never learned (exclamation). For texts, the difference of the mean log-likelihoods over seeds.
     """
-    by_seed = {row["seed"]: row for row in others}
-    pairs = [(by_seed[row["seed"]], row) for row in runs if row["seed"] in by_seed]
+    pairs = pair_by_seed(runs, others)
     if len(pairs) < 2:
         return {}
     found: dict[str, Any] = {"seeds": [row["seed"] for _, row in pairs]}
@@ -385,14 +385,11 @@ def compare_left_out(
 
     ``strict`` is "strict, again" with the same seed, which trained on all kinds. The changes are over seeds.
     """
-    with_all = {row["seed"]: row for row in again}
-    runs = [row for row in runs if row["seed"] in with_all]
     shares = {
         row["seed"]: {
-            kind: [share_of_kind(one, kind) for one in (before, row, with_all[row["seed"]])]
-            for kind in left_out(row["seed"])
+            kind: [share_of_kind(one, kind) for one in (before, row, with_all)] for kind in left_out(row["seed"])
         }
-        for row in runs
+        for with_all, row in pair_by_seed(runs, again)
     }
     means = [[fmean(column) for column in zip(*by_kind.values(), strict=True)] for by_kind in shares.values()]
     if len(means) < 2:

@@ -206,8 +206,8 @@ def unseen_prompts(start: dict[str, Any], rows: dict[str, dict[int, Any]], seeds
     """Return the sampled change on the held-out games whose prompt is not that of another game that the model has seen.
 
     It has seen the games of its start, which are all that are not held out. Two games have the same prompt if their
-    given guess gets the same feedback. The interval is over seeds and games,
-    because most secrets have only one or two of these games.
+    given guess gets the same feedback. The interval is over seeds and games, because most secrets have only one
+    or two of these games.
     """
     seen = {game.prompt for game in word_game_splits()["train"]}
     kept = [number for number, game in enumerate(games_of("heldout")) if game.prompt not in seen]
